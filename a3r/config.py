@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from a3r.errors import UsageError
 
-
 C = TypeVar("C", bound="Config")
 
 

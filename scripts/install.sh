@@ -8,4 +8,4 @@ if [ -n "${PIP_FIND_LINKS:-}" ]; then
 elif ! command -v nvidia-smi >/dev/null 2>&1; then
     backend=(--torch-backend=cpu)
 fi
-.venv/bin/uv pip install -q --python .venv/bin/python "${backend[@]}" -c constraints.txt -e '.[dev]'
+.venv/bin/uv pip install -q --compile-bytecode --python .venv/bin/python "${backend[@]}" -c constraints.txt -e '.[dev]'

@@ -1,0 +1,137 @@
+"""Guess a hidden number within a few turns; each wrong guess is answered with `higher` or `lower`."""
+
+import itertools
+import random
+import re
+
+from a3r.swarm import Observation, Task
+
+PARAMETERS = {"low": 1, "high": 31, "turns": 5}
+
+WORDINGS = {
+    "train": (
+        "Guess the number from {low} to {high}. You have {turns} turns.",
+        "I think of a number between {low} and {high}. Find it in {turns} guesses.",
+        "A number from {low} to {high} is hidden. {turns} tries. What is it?",
+        "Hidden number: {low} to {high}. Turns: {turns}. Your guess?",
+    ),
+    "validation": (
+        "Find the hidden number between {low} and {high} in {turns} turns.",
+        "I have a number from {low} to {high}. You get {turns} guesses.",
+    ),
+}
+NUM_TASKS = 512
+NUM_DEMONSTRATIONS = 400
+
+
+def tasks(split, seed):
+    """Ranges within the whole one, each with every number that may be hidden in it."""
+    instances = list(itertools.product(_instances(split), WORDINGS[split]))
+    random.Random(f"{split}-{seed}").shuffle(instances)
+    return [_task(f"{split}-{n}", *instance) for n, instance in enumerate(instances[:NUM_TASKS])]
+
+
+def _task(task_id, instance, wording):
+    low, high, secret = instance
+    public = {"low": low, "high": high, "turns": PARAMETERS["turns"]}
+    return Task(
+        id=task_id, public=public | {"instruction": wording.format(**public)}, private={"secret": secret}
+    )
+
+
+def _instances(split):
+    """(low, high, secret) of the split. A smaller range belongs to one split; of the whole range, the secrets do."""
+    low, high = PARAMETERS["low"], PARAMETERS["high"]
+    slack = min(6, (high - low) // 8)
+    bounds = list(itertools.product(range(low, low + slack + 1), range(high - slack, high + 1)))
+    whole = [(low, high, secret) for secret in range(low, high + 1)]
+    ranges = [(a, b) for a, b in bounds if (a, b) != (low, high)]
+    smaller = [(a, b, secret) for a, b in _part(ranges, split) for secret in range(a, b + 1)]
+    return smaller + _part(whole, split)
+
+
+def _part(items, split):
+    """A fixed eighth of the items for validation and half of them for training; the rest is for nobody here."""
+    order = random.Random(0).sample(items, len(items))
+    validation = -(-len(items) // 8)
+    train = -(-len(items) // 2)
+    return order[:validation] if split == "validation" else order[validation : validation + train]
+
+
+def run_episode(task_public, episode):
+    """Guess, hear the hint, and guess again until the environment says that it is over."""
+    messages = [{"role": "user", "content": task_public["instruction"]}]
+    while True:
+        guess = episode.chat(messages)
+        observation = episode.step(guess)
+        if observation.done:
+            return observation.text
+        messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": observation.text}]
+
+
+class Game:
+    """One hidden number and the turns that are left."""
+
+    def __init__(self, secret, turns):
+        self.secret = secret
+        self.turns_left = turns
+
+    def step(self, action):
+        self.turns_left -= 1
+        if re.fullmatch("[0-9]{1,3}", action) is None:
+            return Observation("not a number", done=self.turns_left <= 0)
+        if int(action) == self.secret:
+            return Observation("correct", done=True)
+        return Observation("higher" if int(action) < self.secret else "lower", done=self.turns_left <= 0)
+
+
+def environment(task):
+    return Game(task.private["secret"], task.public["turns"])
+
+
+def grade(task, transcript):
+    """1 when the number was found."""
+    found = any(step.observation.text == "correct" for step in transcript.steps)
+    return {"solved": float(found)}
+
+
+def demonstrations(seed):
+    """Games of mixed skill: some guess anywhere, some within what the hints leave, some near its middle."""
+    choice = random.Random(f"demonstrations-{seed}")
+    instances = list(itertools.product(_instances("train"), WORDINGS["train"]))
+    return [_game(*choice.choice(instances), choice) for _ in range(NUM_DEMONSTRATIONS)]
+
+
+def _game(instance, wording, choice):
+    task = _task("demonstration", instance, wording)
+    game = environment(task)
+    guess = choice.choices((_guess_anywhere, _guess_within, _guess_middle), weights=(35, 30, 35))[0]
+    low, high, _ = instance
+    left, right = low, high
+    messages = [{"role": "user", "content": task.public["instruction"]}]
+    while True:
+        number = guess(choice, (low, high), (left, right))
+        observation = game.step(str(number))
+        messages.append({"role": "assistant", "content": str(number)})
+        if observation.done:
+            return messages
+        messages.append({"role": "user", "content": observation.text})
+        if observation.text == "higher":
+            left = max(left, number + 1)
+        else:
+            right = min(right, number - 1)
+
+
+def _guess_anywhere(choice, whole, _left):
+    return choice.randint(*whole)
+
+
+def _guess_within(choice, _whole, left):
+    return choice.randint(*left)
+
+
+def _guess_middle(choice, _whole, left):
+    low, high = left
+    middle = (low + high) // 2
+    reach = (high - low) // 4
+    return choice.randint(middle - reach, middle + reach)

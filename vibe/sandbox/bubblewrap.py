@@ -1,0 +1,271 @@
+"""The default sandbox: bubblewrap with fresh namespaces, a system-call filter, rlimits and, where we may, a cgroup."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import vibe
+from a3r.errors import InfrastructureFault
+from vibe.sandbox.cgroups import ControlGroup
+from vibe.sandbox.packages import importable
+from vibe.sandbox.process import (
+    PIPE_BUFFER_BYTES,
+    Ended,
+    Exposure,
+    Limits,
+    SandboxedProcess,
+    at_most,
+    reason_of,
+    resource_limits,
+)
+from vibe.sandbox.system_calls import system_call_filter
+
+NOBODY = 65534
+WORKSPACE, SCRATCH, SITE, GATEWAY_SOCKET = "/workspace", "/tmp", "/site", "/run/gateway.sock"
+GATEWAY_PORT = 8300
+_SHARED_MEMORY_BYTES = 16 * 2**20
+_ETC = Path(__file__).parent / "etc"
+_PROBE_TIMEOUT_S = 10
+# bubblewrap stays process 1 inside, and its environment can be read there.
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+# Root's bubblewrap keeps every capability unless told otherwise.
+_ISOLATION = (
+    *("--unshare-user", "--unshare-all", "--uid", str(NOBODY), "--gid", str(NOBODY)),
+    *("--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"),
+)
+_INSIDE = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": SCRATCH,
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONPATH": SITE,
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    # Each arena reserves address space, of which there is a limit.
+    "MALLOC_ARENA_MAX": "2",
+    "A3R_WORKSPACE": WORKSPACE,
+}
+_PACKAGE_FOLDERS = tuple(
+    f"{above}lib*/python3*/{name}" for above in ("", "local/") for name in ("site-packages", "dist-packages")
+) + ("envs", "pkgs", "src", "local/src")
+
+
+class BubblewrapSandbox:
+    """Runs code where it reaches its workspace, its scratch folder and the gateway's socket, and nothing else."""
+
+    name = "bubblewrap"
+
+    async def start(
+        self, arguments: Sequence[str], *, exposure: Exposure, limits: Limits, log: Path
+    ) -> SandboxedProcess:
+        """See `Sandbox.start`."""
+        view = [*_system(), *_site(exposure.packages), *_own(exposure, limits)]
+        group = ControlGroup.create(limits)
+        is_dropped = group is None and os.geteuid() == 0 and _nobody_may_start(exposure)
+        status_read, status_write = _pipe()
+        gate_read, gate_write = _pipe()
+        with gate_write:
+            with status_write, gate_read, _file_of(system_call_filter()) as calls, log.open("ab") as err:
+                steering = {"--seccomp": calls, "--json-status-fd": status_write, "--block-fd": gate_read}
+                process = await asyncio.create_subprocess_exec(
+                    *("bwrap", *_ISOLATION, *view),
+                    *(part for option, file in steering.items() for part in (option, str(file.fileno()))),
+                    *("--", str(interpreter()), "-S", "-P", *arguments),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=err,
+                    env=_ENVIRONMENT,
+                    pass_fds=[file.fileno() for file in steering.values()],
+                    start_new_session=True,
+                    limit=PIPE_BUFFER_BYTES,
+                    **({"user": NOBODY, "group": NOBODY, "extra_groups": ()} if is_dropped else {}),
+                )
+            report = await _reader_of(status_read)
+            try:
+                _bound(await _child(report), limits=limits, group=group)
+            except (OSError, ValueError) as error:
+                process.kill()
+                await process.wait()
+                raise InfrastructureFault("The sandbox did not start", why=_last_words(log) or str(error)) from error
+            gate_write.write(b"\n")
+        return SandboxedProcess(process, limits=limits, explain=_Explanation(report, limits, group, log).of)
+
+
+class _Explanation:
+    """Why a sandbox ended, from all that knows something about it."""
+
+    def __init__(self, report: asyncio.StreamReader, limits: Limits, group: ControlGroup | None, log: Path) -> None:
+        self._report = report
+        self._limits = limits
+        self._group = group
+        self._log = log
+
+    async def of(self, status: int) -> Ended:
+        command_ran = b"exit-code" in await self._report.read() or status < 0
+        is_starved = self._group is not None and self._group.ran_out_of_memory
+        if self._group is not None:
+            await self._group.remove()
+        if is_starved:
+            return Ended(f"it used more than {self._limits.memory_bytes / 2**20:g} MiB of memory")
+        if not command_ran:
+            return Ended(_last_words(self._log) or f"bubblewrap ended with status {status}", was_set_up=False)
+        return Ended(reason_of(status, self._limits))
+
+
+def bubblewrap_obstacle() -> str | None:
+    """Why bubblewrap cannot be used here; None when a trial with it went well."""
+    if not sys.platform.startswith("linux"):
+        return "it needs Linux"
+    if shutil.which("bwrap") is None:
+        return "bwrap is not on the PATH"
+    try:
+        system_call_filter()
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"the system-call filter cannot be made: {error}"
+    command = ["bwrap", *_ISOLATION, *_system(), "--", "/usr/bin/env"]
+    try:
+        done = subprocess.run(
+            command, env=_ENVIRONMENT, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"a trial with it took longer than {_PROBE_TIMEOUT_S} s"
+    return None if done.returncode == 0 else done.stderr.strip() or f"a trial with it ended with {done.returncode}"
+
+
+def interpreter() -> Path:
+    """The base interpreter: a virtual environment's own one would need the whole environment."""
+    base = Path(sys.base_exec_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    return base if base.exists() else Path(sys.executable).resolve()
+
+
+def _system() -> list[str]:
+    """Read-only system files and the interpreter, without the packages and sources that lie among them."""
+    trees = [Path("/usr")]
+    prefix = Path(sys.base_prefix)
+    if not prefix.is_relative_to("/usr"):
+        trees.append(prefix)
+    arguments = [part for tree in trees for part in ("--ro-bind", str(tree), str(tree))]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        folder = Path("/", name)
+        if folder.is_symlink():
+            arguments += ["--symlink", str(folder.readlink()), str(folder)]
+        elif folder.is_dir():
+            arguments += ["--ro-bind", str(folder), str(folder)]
+    for path in _hidden(trees):
+        arguments += ["--tmpfs", str(path), "--remount-ro", str(path)]
+    for file in sorted(_ETC.iterdir()):
+        arguments += ["--ro-bind", str(file), f"/etc/{file.name}"]
+    for name in ("ld.so.cache", "alternatives"):
+        arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    shared = ["--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]  # noqa: S108 - a path inside
+    return [*arguments, "--proc", "/proc", "--dev", "/dev", *shared, "--remount-ro", "/dev"]
+
+
+def _hidden(trees: Sequence[Path]) -> list[Path]:
+    """Folders below what is exposed that hold installed packages, or this project itself."""
+    packages = [path for tree in trees for pattern in _PACKAGE_FOLDERS for path in tree.glob(pattern) if path.is_dir()]
+    ours = [Path(vibe.__file__).resolve().parents[1]]
+    if sys.prefix != sys.base_prefix:
+        ours.append(Path(sys.prefix))
+    ours = [path for path in ours if any(path.is_relative_to(tree) for tree in trees)]
+    outermost: list[Path] = []
+    for path in sorted({path.resolve() for path in [*packages, *ours]}):
+        if not any(path.is_relative_to(other) for other in outermost):
+            outermost.append(path)
+    return outermost
+
+
+def _site(packages: tuple[str, ...]) -> Iterator[str]:
+    for source, name in importable(packages):
+        yield from ("--ro-bind", str(source), f"{SITE}/{name}")
+
+
+def _own(exposure: Exposure, limits: Limits) -> list[str]:
+    """The workspace, the scratch folder, the gateway's socket and the environment; then the root is sealed."""
+    arguments = ["--size", str(limits.file_bytes), "--tmpfs", SCRATCH]
+    arguments += ["--bind" if exposure.workspace_is_writable else "--ro-bind", str(exposure.workspace), WORKSPACE]
+    environment = dict(_INSIDE)
+    if exposure.gateway_socket is not None:
+        arguments += ["--ro-bind", str(exposure.gateway_socket), GATEWAY_SOCKET]
+        environment |= {"A3R_GATEWAY_SOCKET": GATEWAY_SOCKET, "A3R_GATEWAY_PORT": str(GATEWAY_PORT)}
+    for name, value in environment.items():
+        arguments += ["--setenv", name, value]
+    return [*arguments, "--remount-ro", "/", "--chdir", SCRATCH]
+
+
+def others_may_reach(path: Path, *, right: int = 0o4) -> bool:
+    """Whether a user who neither owns anything nor is root has a `right` on a path (4 reads, 2 writes)."""
+    path = path.resolve()
+    return bool(path.stat().st_mode & right) and all(folder.stat().st_mode & 0o1 for folder in path.parents)
+
+
+def _nobody_may_start(exposure: Exposure) -> bool:
+    """Whether a user without rights could build this sandbox."""
+    socket = exposure.gateway_socket
+    packages = [source for source, _ in importable(exposure.packages)]
+    return all(others_may_reach(path) for path in (interpreter(), exposure.workspace, *packages)) and (
+        socket is None or others_may_reach(socket, right=0o2)
+    )
+
+
+def _bound(pid: int, *, limits: Limits, group: ControlGroup | None) -> None:
+    """Put limits on process 1 of the sandbox before it starts the command. Raises OSError when it is gone."""
+    if group is not None:
+        group.admit(pid)
+    wanted = resource_limits(limits) | {"RLIMIT_NPROC": (limits.processes, limits.processes)}
+    if not counts_processes_by_namespace():
+        del wanted["RLIMIT_NPROC"]
+    for name, value in wanted.items():
+        kind = getattr(resource, name)
+        _, hard = resource.prlimit(pid, kind)
+        resource.prlimit(pid, kind, at_most(value, hard))
+
+
+def counts_processes_by_namespace() -> bool:
+    """Whether RLIMIT_NPROC counts within the sandbox's user namespace; older kernels count all of the user's."""
+    release = re.findall(r"\d+", os.uname().release)
+    return tuple(map(int, release[:2])) >= (5, 14)
+
+
+async def _child(report: asyncio.StreamReader) -> int:
+    """Process 1 of the sandbox, as seen from here. Raises ValueError when bubblewrap gave up before."""
+    line = await report.readline()
+    if not line:
+        raise ValueError("bubblewrap reported no process")
+    return int(json.loads(line)["child-pid"])
+
+
+def _last_words(log: Path) -> str:
+    """What bubblewrap said last, if the last line is its own."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines and lines[-1].startswith("bwrap: ") else ""
+
+
+def _file_of(content: bytes) -> BinaryIO:
+    file = os.fdopen(os.memfd_create("a3r"), "w+b", 0)
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+def _pipe() -> tuple[BinaryIO, BinaryIO]:
+    read, write = os.pipe()
+    return os.fdopen(read, "rb", 0), os.fdopen(write, "wb", 0)
+
+
+async def _reader_of(pipe: BinaryIO) -> asyncio.StreamReader:
+    """A reader that closes the pipe at its end."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
