@@ -6,8 +6,11 @@ Only ids travel. Every step finds what it did before, so the flow may be killed 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from prefect import flow
 from prefect.runtime import flow_run
 
@@ -28,8 +31,8 @@ from vibe.recipes.library import load_exam
 @flow(name="campaign", flow_run_name="campaign {campaign_id}", validate_parameters=False)
 async def campaign(campaign_id: str) -> None:
     """Write the program, test each hypothesis, report."""
-    with Desk.open(campaign_id) as desk:
-        if desk.campaign.state.is_over and not desk.campaign.state.is_resumable:
+    with Desk.open(campaign_id) as desk, _alone(desk) as is_alone:
+        if not is_alone or not desk.campaign.state.is_resumable:
             return
         desk.store.own_campaign(campaign_id, owner_of(ProcessIdentity.current()))
         desk.store.set_campaign_state(campaign_id, CampaignState.RUNNING)
@@ -43,10 +46,29 @@ async def campaign(campaign_id: str) -> None:
         except A3RError as fault:
             _conclude(desk, CampaignState.FAILED, reason=str(fault))
             raise
+        except Exception as bug:
+            _conclude(desk, CampaignState.FAILED, reason=f"a bug of ours: {type(bug).__name__}: {bug}")
+            raise
         else:
             _conclude(desk, CampaignState.FINISHED)
         finally:
             desk.pool.close()
+
+
+@contextmanager
+def _alone(desk: Desk) -> Iterator[bool]:
+    """Whether no other process runs this campaign; the lock goes with the process, however it ends."""
+    desk.folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(desk.folder / "campaign.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 async def research(desk: Desk) -> None:

@@ -102,7 +102,7 @@ def _open_trial_run(tracking: Tracking, store: Store, trial: TrialRecord, *, cam
         parent=nested,
         tags=tags | {"a3r.seed": str(trial.seed)},
     )
-    tracking.log_params(run, {path: value for path, value in _flat(trial).items()})
+    tracking.log_params(run, _flat(trial))
     return run
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from a3r.episode import EpisodeKind, Task, Transcript
 from a3r.plan import Brief
@@ -58,12 +59,14 @@ class _Stage:
         await self._opened.aclose()
         self._opened = AsyncExitStack()
 
-    async def _start(self, folder: Path, *, role: str, gateway_socket: Path | None) -> ProgramProcess:
+    async def _start(
+        self, folder: Path, *, role: Literal["agent", "reward"], gateway_socket: Path | None
+    ) -> ProgramProcess:
         process = await ProgramProcess.start(
             folder,
             sandbox=self.sandbox,
             limits=Limits(),
-            logs=self.logs,
+            log=self.logs / f"gates-{role}.err",
             gateway_socket=gateway_socket,
             role=role,
             packages=self.packages,
@@ -136,7 +139,12 @@ def _tools(brief: Brief, *, exam: Exam, stage: _Stage, server: WarmServer, rehea
 @asynccontextmanager
 async def _fresh_grader(folder: Path, *, stage: _Stage) -> AsyncIterator[ProgramProcess]:
     process = await ProgramProcess.start(
-        folder, sandbox=stage.sandbox, limits=Limits(), logs=stage.logs, role="reward", packages=stage.packages
+        folder,
+        sandbox=stage.sandbox,
+        limits=Limits(),
+        log=stage.logs / "gates-fresh.err",
+        role="reward",
+        packages=stage.packages,
     )
     async with process:
         yield process
@@ -154,14 +162,16 @@ async def rehearse_program(
     assignment: Assignment, *, server: WarmServer, num_tasks: int, group_size: int
 ) -> list[Rehearsal]:
     """Real episodes of the starting policy, graded by the Program; none of them is ever trained on."""
-    async with server.trial(assignment.trial_id, config=assignment.config, folder=Path(assignment.folder)):
-        async with open_judge(assignment) as judge:
-            tasks = await judge.program_side.process.tasks(split="train", seed=0)
-            played = await judge.play_all(
-                [(task, f"{task.id}@{place}") for task in tasks[:num_tasks] for place in range(group_size)],
-                kind=EpisodeKind.EVAL,
-                side=judge.program_side,
-            )
+    async with (
+        server.trial(assignment.trial_id, config=assignment.config, folder=Path(assignment.folder)),
+        open_judge(assignment) as judge,
+    ):
+        tasks = await judge.program_side.process.tasks(split="train", seed=0)
+        played = await judge.play_all(
+            [(task, f"{task.id}@{place}") for task in tasks[:num_tasks] for place in range(group_size)],
+            kind=EpisodeKind.EVAL,
+            side=judge.program_side,
+        )
     return [
         Rehearsal(task_id=episode.task_id, components=episode.components, transcript=episode.transcript)
         for episode in played

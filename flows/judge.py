@@ -257,13 +257,18 @@ async def open_judge(assignment: Assignment) -> AsyncIterator[Judge]:
                 program,
                 sandbox=sandbox,
                 limits=Limits(),
-                logs=folder,
+                log=folder / "agent.err",
                 gateway_socket=Path(assignment.swarm_socket),
                 role="agent",
                 packages=assignment.packages,
             ) as agent,
             await ProgramProcess.start(
-                program, sandbox=sandbox, limits=Limits(), logs=folder, role="reward", packages=assignment.packages
+                program,
+                sandbox=sandbox,
+                limits=Limits(),
+                log=folder / "reward.err",
+                role="reward",
+                packages=assignment.packages,
             ) as grader,
         ):
             swarm = SwarmClient(assignment.swarm_url, assignment.client_key, client_id=assignment.trial_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from a3r.config import TrialConfig
@@ -26,7 +27,7 @@ def coder_named(name: str) -> Coder:
     if name == "recipes":
         return RecipeCoder()
     if name == "openai":
-        return OpenAICoder(LLM.from_environment())
+        return OpenAICoder(LLM.from_environment(os.environ))
     raise UsageError(f"There is no coder {name!r}", next_step=f"use one of {', '.join(CODERS)}")
 
 

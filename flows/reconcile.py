@@ -6,6 +6,7 @@ ran is planned anew; Prefect's run of it, which would say Running for ever, is m
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ def reconcile(lab: Lab) -> list[str]:
     try:
         taken_up = []
         for campaign in store.campaigns((CampaignState.APPROVED, CampaignState.RUNNING)):
-            if not runs(campaign) and not is_starting(campaign.id):
+            if not runs(campaign) and not _is_fresh(campaign) and not is_starting(campaign.id):
                 reconcile_campaign(store, campaign)
                 _run_again(lab, campaign.id)
                 taken_up.append(campaign.id)
@@ -42,6 +43,12 @@ def reconcile(lab: Lab) -> list[str]:
 def runs(campaign: CampaignRecord) -> bool:
     """Whether the process that owns the campaign is alive."""
     return campaign.owner is not None and identity_of(campaign.owner).is_alive
+
+
+def _is_fresh(campaign: CampaignRecord) -> bool:
+    """Whether it was approved so lately that whoever ordered it is about to hand it to Prefect."""
+    approved_at = campaign.approved_at or campaign.created_at
+    return campaign.state is CampaignState.APPROVED and time.time() - approved_at < STARTING_S
 
 
 def is_starting(campaign_id: str) -> bool:

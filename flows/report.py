@@ -17,8 +17,9 @@ from markupsafe import Markup, escape
 
 from a3r.errors import NotFound, UsageError
 from a3r.store import Reader
-from flows.report_evidence import Evidence, gather
+from flows.report_evidence import gather
 from flows.report_sources import Number, Sources, Style
+from flows.report_views import Evidence
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _VOID = frozenset({"meta", "br", "hr", "img", "link", "input"})

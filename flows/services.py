@@ -67,6 +67,8 @@ def quiet_environment(lab: Lab) -> dict[str, str]:
         "DO_NOT_TRACK": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "GIT_PYTHON_REFRESH": "quiet",
     }
 

@@ -57,13 +57,13 @@ class ServerConfig(Config):
     """Where the ledger, the secret, the socket and `server.json` lie."""
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = Field(0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
     """TCP port; 0 takes a free one."""
-    num_threads: int = Field(1, ge=1)
+    num_threads: int = Field(default=1, ge=1)
     """Threads torch computes with."""
-    num_slots: int = Field(64, ge=1)
+    num_slots: int = Field(default=64, ge=1)
     """Calls that are computed at once."""
-    max_length: int = Field(1024, ge=16)
+    max_length: int = Field(default=1024, ge=16)
     """Most tokens of prompt and reply together."""
 
 

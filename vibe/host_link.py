@@ -17,15 +17,18 @@ import orjson
 
 from a3r.episode import Json, Observation
 from a3r.errors import ClientFault, Fault, InfrastructureFault
-from a3r.swarm.host import MAX_LINE_BYTES, MAX_OUTPUT_BYTES
+from a3r.swarm.host import MAX_LINE_BYTES, MAX_OUTPUT_BYTES, Lines
 from vibe.sandbox import Ended, Exposure, Limits, Sandbox, SandboxedProcess
 
 _READ_BYTES = 2**18
 _START_TIMEOUT_S = 60.0
-_MAX_DEAF = 16
-"""Interrupted calls that go on before the whole process is given up."""
-_TAIL_BYTES = 2000
-_GRACE_S = 2.0
+_MAX_STUCK = 16
+"""Calls that go on although they were interrupted, before the whole process is given up."""
+_MAX_QUOTED_BYTES = 1000
+_EXIT_GRACE_S = 2.0
+_INTERRUPT_GRACE_S = 2.0
+_CLOSE_TIMEOUT_S = 5.0
+_MAX_KEPT_LOG_BYTES = 2**16
 _READY = 0
 
 
@@ -51,7 +54,8 @@ class HostLink:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, _Pending] = {}
-        self._deaf: set[int] = set()
+        self._unwanted: set[int] = set()
+        self._stuck: set[int] = set()
         self._numbers = count(_READY + 1)
         self._outbox: list[bytes] = []
         self._breach: str | None = None
@@ -62,13 +66,14 @@ class HostLink:
     @classmethod
     async def open(cls, sandbox: Sandbox, program: str, *, exposure: Exposure, limits: Limits, log: Path) -> Self:
         """A host that has loaded the Program. Raises ClientFault when that fails, and as `Sandbox.start`."""
+        log.write_bytes(_tail(log, num_bytes=_MAX_KEPT_LOG_BYTES) if log.exists() else b"")
         arguments = ["-m", "a3r.swarm.host", program]
         process = await sandbox.start(arguments, exposure=exposure, limits=limits, log=log)
         link = cls(process, log=log)
         ready = link._expect(_READY, op="import")
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                link.functions = frozenset(await ready.answer)
+                link.functions = _names(await ready.answer)
         except TimeoutError:
             await link.close()
             raise ClientFault(f"The program's import took longer than {_START_TIMEOUT_S:g} s") from None
@@ -106,14 +111,16 @@ class HostLink:
     def tell(self, body: Mapping[str, Any]) -> None:
         """Make a request and leave its answer unread."""
         number = next(self._numbers)
-        self._deaf.add(number)
+        self._unwanted.add(number)
         self._send({"id": number, **body})
 
     async def close(self) -> None:
         """Kill the process; open calls fail. Harmless when repeated."""
         self._is_closed = True
         self._process.kill()
-        await asyncio.wait([self._reading])
+        # A child that left a plain sandbox's process group may hold the pipe open.
+        await asyncio.wait([self._reading], timeout=_CLOSE_TIMEOUT_S)
+        self._reading.cancel()
 
     def _expect(
         self, number: int, *, op: str, on_step: Callable[[str], Awaitable[Observation]] | None = None
@@ -129,10 +136,15 @@ class HostLink:
         """Give up a call whose answer is not wanted any more."""
         if pending.stepping is not None:
             pending.stepping.cancel()
-        self._deaf.add(number)
+        self._unwanted.add(number)
         self._send({"id": number, "op": "cancel"})
-        if len(self._deaf) > _MAX_DEAF:
-            self._break(f"{len(self._deaf)} of its calls went on although they were interrupted")
+        self._loop.call_later(_INTERRUPT_GRACE_S, self._count_stuck, number)
+
+    def _count_stuck(self, number: int) -> None:
+        if number in self._unwanted:
+            self._stuck.add(number)
+        if len(self._stuck) > _MAX_STUCK:
+            self._break(f"{len(self._stuck)} of its calls went on although they were interrupted")
 
     def _send(self, request: Mapping[str, Any]) -> None:
         """Queue a line; all lines of one turn of the event loop go out together."""
@@ -142,20 +154,22 @@ class HostLink:
 
     def _flush(self) -> None:
         self._outbox.append(b"")
-        self._process.stdin.write(b"\n".join(self._outbox))
+        if self.is_open:
+            self._process.stdin.write(b"\n".join(self._outbox))
         self._outbox.clear()
 
     async def _read(self) -> None:
         """Take in answers until the process ends; then whatever is open fails with the reason."""
-        rest = b""
+        lines = Lines()
         while chunk := await self._process.stdout.read(_READ_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > MAX_LINE_BYTES:
-                self._break(f"it wrote a line longer than {MAX_LINE_BYTES} bytes")
             if self._breach:
-                break
-            for line in lines:
-                self._take(line)
+                # It is dying; only its end is of interest.
+                continue
+            for line in lines.feed(chunk):
+                if not self._breach:
+                    self._take(line)
+            if lines.num_waiting_bytes > MAX_LINE_BYTES:
+                self._break(f"it wrote a line longer than {MAX_LINE_BYTES} bytes")
         ended = await self._end()
         fault = await asyncio.to_thread(self._fault, ended)
         for pending in self._pending.values():
@@ -165,7 +179,7 @@ class HostLink:
     async def _end(self) -> Ended:
         """A process whose pipe is closed is about to end by itself, with a status that tells why."""
         try:
-            async with asyncio.timeout(_GRACE_S):
+            async with asyncio.timeout(_EXIT_GRACE_S):
                 return await self._process.wait()
         except TimeoutError:
             self._break("it closed its pipe")
@@ -175,7 +189,8 @@ class HostLink:
         try:
             answer = orjson.loads(line)
         except orjson.JSONDecodeError:
-            return self._break("it wrote a line that is no JSON")
+            self._break("it wrote a line that is no JSON")
+            return
         match answer:
             case {"id": int(number), "step": str(action)}:
                 self._step(number, action, size=len(line))
@@ -185,31 +200,31 @@ class HostLink:
                 self._settle(number, _Failure(kind, message, where), size=len(line))
             case _:
                 self._break("it wrote a line that is no answer")
-        return None
 
     def _settle(self, number: int, value: Any, *, size: int) -> None:
-        if number in self._deaf:
-            self._deaf.discard(number)
+        if number in self._unwanted:
+            self._unwanted.discard(number)
+            self._stuck.discard(number)
             return
         pending = self._pending.pop(number, None)
         if pending is None:
-            return self._break("it answered what was not asked")
+            self._break("it answered what was not asked")
+            return
         if pending.stepping is not None:
             pending.stepping.cancel()
         if pending.answer.done():
-            return None
+            return
         if isinstance(value, _Failure):
             pending.fail(value.of(pending.op))
         elif pending.on_step is not None and size > MAX_OUTPUT_BYTES:
             pending.fail(ClientFault(f"The program's {pending.op} gave more than {MAX_OUTPUT_BYTES} bytes"))
         else:
             pending.answer.set_result(value)
-        return None
 
     def _step(self, number: int, action: str, *, size: int) -> None:
         pending = self._pending.get(number)
         if pending is None:
-            if number not in self._deaf:
+            if number not in self._unwanted:
                 self._break("it took a step in an episode that is not open")
             return
         if pending.on_step is None or pending.stepping is not None or size > MAX_OUTPUT_BYTES:
@@ -235,7 +250,7 @@ class HostLink:
         if not ended.was_set_up and not self._is_closed:
             return InfrastructureFault("The sandbox could not be set up", why=ended.reason)
         reason = "it was closed" if self._is_closed else self._breach or ended.reason
-        said = _tail(self._log)
+        said = _tail(self._log, num_bytes=_MAX_QUOTED_BYTES).decode(errors="replace").strip()
         return ClientFault(f"The program's process ended: {reason}", why=f"its last words: {said}" if said else "")
 
 
@@ -251,8 +266,14 @@ class _Failure:
         return ClientFault(f"The program's {op} failed with {self.kind}: {self.message}", why=self.where)
 
 
-def _tail(log: Path) -> str:
+def _names(value: Any) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ClientFault("The program's process did not say what it offers")
+    return frozenset(value)
+
+
+def _tail(log: Path, *, num_bytes: int) -> bytes:
     """The last that a Program printed."""
     with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        return file.read().decode(errors="replace").strip()
+        file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+        return file.read(num_bytes)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import inspect
+import io
 import json
 import math
 import os
@@ -30,8 +31,9 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -47,12 +49,56 @@ MAX_OUTPUT_BYTES = 2**20
 _MAX_THREADS = 256
 _THREAD_STACK_BYTES = 2**20
 _READ_BYTES = 2**18
+_MAX_PRINTED_BYTES = 2**20
 _MAX_TEXT = 1000
 _FUNCTIONS = ("tasks", "run_episode", "grade", "environment", "demonstrations")
 
 
 class Cancelled(BaseException):
     """The episode was given up. Not an Exception, so that no agent takes it for a failed call."""
+
+
+class Printed(io.TextIOBase):
+    """What a Program prints, to stderr at once; past a bound it is dropped, and printing never fails."""
+
+    def __init__(self) -> None:
+        self._bytes_left = _MAX_PRINTED_BYTES
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 2
+
+    def write(self, text: str, /) -> int:
+        data = text.encode(errors="replace")[: max(0, self._bytes_left)]
+        self._bytes_left -= len(data)
+        if data:
+            # The file may be full of what children of the Program wrote.
+            with suppress(OSError):
+                os.write(2, data)
+        return len(text)
+
+
+class Lines:
+    """Whole lines out of chunks, in time linear in their length."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.num_waiting_bytes = 0
+        """Length of the line that has not ended yet."""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that the chunk ends."""
+        *ends, rest = chunk.split(b"\n")
+        if not ends:
+            self._parts.append(rest)
+            self.num_waiting_bytes += len(rest)
+            return []
+        ends[0] = b"".join([*self._parts, ends[0]])
+        self._parts = [rest]
+        self.num_waiting_bytes = len(rest)
+        return ends
 
 
 class Wire:
@@ -67,18 +113,17 @@ class Wire:
     @classmethod
     def take_over(cls) -> Wire:
         wire = cls(os.dup(0), os.dup(1))
-        with open(os.devnull, "rb") as nothing:
+        with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)
-        sys.stdout = sys.stderr
+        sys.stdout = sys.stderr = Printed()
         return wire
 
     def requests(self) -> Iterator[dict[str, Any]]:
         """Requests until the other side closes."""
-        rest = b""
+        lines = Lines()
         while chunk := os.read(self._requests_fd, _READ_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
+            for line in lines.feed(chunk):
                 yield json.loads(line)
 
     def send(self, answer: Mapping[str, Any], *, max_bytes: int = MAX_LINE_BYTES) -> None:
@@ -184,11 +229,13 @@ class Host:
     def _answer(self, call: Call, request: dict[str, Any]) -> None:
         answer: dict[str, Any]
         try:
-            call.enter_program()
-            answer = {"value": getattr(self, "_" + request["op"])(request, call)}
+            try:
+                call.enter_program()
+                answer = {"value": getattr(self, "_" + request["op"])(request, call)}
+            finally:
+                call.leave_program()
         except BaseException as error:  # noqa: BLE001 - whatever a Program raises is its answer
             answer = {"error": described(error)}
-        call.leave_program()
         del self._calls[request["id"]]
         max_bytes = MAX_OUTPUT_BYTES if request["op"] == "run_episode" else MAX_LINE_BYTES
         try:
@@ -303,7 +350,8 @@ def load(path: Path) -> ModuleType:
     """The Program as the module `program`; modules beside it can be imported by it."""
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location("program", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["program"] = module
     spec.loader.exec_module(module)
@@ -324,7 +372,7 @@ def main(arguments: list[str]) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever it raises is its answer
         wire.send({"id": 0, "error": described(error)})
         return
-    offered: list[Callable[..., Any]] = [name for name in _FUNCTIONS if callable(getattr(program, name, None))]
+    offered = [name for name in _FUNCTIONS if callable(getattr(program, name, None))]
     wire.send({"id": 0, "value": offered})
     Host(program, wire, relay_url=relay_url).serve()
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 def open_relay(socket_path: str, *, port: int) -> str:
@@ -36,7 +40,7 @@ async def _relay(listener: socket.socket, first: socket.socket, socket_path: str
         await asyncio.gather(connected(*await asyncio.open_connection(sock=first)), server.serve_forever())
 
 
-async def _pump(source, target) -> None:
+async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
     """Copy until the source ends or one of them breaks."""
     try:
         while data := await source.read(2**16):

@@ -1,115 +1,253 @@
-"""A lean forward over the weights of a Llama-family module, on a cache of slots.
+"""Forward passes over a cache of slots: a few new tokens a row in, the logits after the last of each row out.
 
-`transformers` modules of the Llama family (Llama, Qwen2, Qwen3) differ in little: biases and query/key norms.
-Calling their parts directly saves most of a small model's time per step, which is Python and not arithmetic.
-Shapes: B rows, T new tokens, S cached span, H hidden, D head, V vocabulary.
+Two of them, of which `decoder_for` takes the fitting one. `LeanDecoder` calls the parts of a Llama-family module
+itself, since most of a small model's time per step is Python and not arithmetic. `ModuleDecoder` runs the module's
+own forward and so serves any architecture that takes a 4-D mask and a cache.
+Shapes: B rows, T new tokens, S cached span, K key/value heads, D head size, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from a3r.errors import UsageError
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+_LEAN_FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
+_FIXED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary embeddings whose angles do not depend on the length of the sequence."""
+_SPAN_STEP = 32
+"""Spans are rounded up to this, so that few different shapes occur."""
+_FIRST_LENGTH = 128
 
 
-class SlotDecoder:
-    """Extends rows of a slot cache by new tokens and gives the logits after the last one.
+class Row(NamedTuple):
+    """New tokens of one slot."""
 
-    Reads the module's parameters at every call, so that weights updated in place are what it computes with.
-    Raises UsageError for a model of another family.
-    """
+    slot: int
+    start: int
+    """Tokens of the slot whose keys and values are kept."""
+    ids: Sequence[int]
+
+
+class Decoder(Protocol):
+    """Extends slots by new tokens, with the weights as they are at that moment."""
+
+    def extend(self, rows: Sequence[Row]) -> Tensor:
+        """Logits [B, V] after the last new token of each row; the rows' slots differ."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where the new tokens of a step go and what they see."""
+
+    ids: Tensor
+    """[B, T], right-padded."""
+    slots: Tensor
+    """[B]"""
+    positions: Tensor
+    """[B, T]"""
+    last: Tensor
+    """[B], index of each row's last new token."""
+    span: int
+    """S: longest row, rounded up."""
+    mask: Tensor
+    """[B, 1, T, S], added to attention scores."""
+
+
+class SlotCache:
+    """Keys and values [num_slots, K, length, D] of every layer; `length` grows up to `max_length`."""
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
-        config = model.config
-        if config.model_type not in FAMILIES:
-            raise UsageError(
-                f"The in-process engine cannot serve a {config.model_type!r} model",
-                why=f"it knows {', '.join(FAMILIES)}",
-                next_step="serve it with vLLM, or choose a model of these families",
-            )
-        self.model = model
+        config = model.config.get_text_config()
+        weight: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
+        num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (num_slots, num_heads, min(_FIRST_LENGTH, max_length), head_dim)
         self.max_length = max_length
-        self._heads = config.num_attention_heads
-        self._kv_heads = config.num_key_value_heads
-        self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._eps = config.rms_norm_eps
-        self._has_head_norm = config.model_type == "qwen3"
-        weight = model.get_input_embeddings().weight
-        shape = (num_slots, self._kv_heads, max_length, self._head_dim)
-        layers = len(model.model.layers)
-        self._keys = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(layers)]
+        self._device, self._dtype = weight.device, weight.dtype
+        self._keys = [weight.new_zeros(shape, requires_grad=False) for _ in range(config.num_hidden_layers)]
         self._values = [torch.zeros_like(keys) for keys in self._keys]
-        positions = torch.arange(max_length, device=weight.device)[None]
-        cos, sin = model.model.rotary_emb(weight[:1, None], positions)
-        self._cos, self._sin = cos[0].clone(), sin[0].clone()  # [S, D]
-        self._columns = torch.arange(max_length, device=weight.device)
+        self._columns = torch.arange(max_length, device=self._device)
 
-    def extend(self, slots: Tensor, starts: Tensor, lengths: Tensor, ids: Tensor) -> Tensor:
-        """Logits [B, V] after the last new token of each row.
+    def window(self, rows: Sequence[Row]) -> Window:
+        """Room for the rows' new tokens."""
+        width = max(len(row.ids) for row in rows)
+        span = max(row.start + len(row.ids) for row in rows)
+        span = min(-(-span // _SPAN_STEP) * _SPAN_STEP, self.max_length)
+        self._reserve(span)
+        grid = np.zeros((len(rows), width + 3), dtype=np.int64)
+        for place, row in enumerate(rows):
+            grid[place, :3] = row.slot, row.start, len(row.ids) - 1
+            grid[place, 3 : 3 + len(row.ids)] = row.ids
+        numbers = torch.from_numpy(grid).to(self._device)
+        # Padding is written behind a row's end, where its next token overwrites it before anything looks there;
+        # the last column is never a token's own, since a row ends before it.
+        positions = (numbers[:, 1:2] + self._columns[:width]).clamp_(max=span - 1)
+        mask = torch.zeros((len(rows), 1, width, span), dtype=self._dtype, device=self._device)
+        mask.masked_fill_(self._columns[:span] > positions[:, None, :, None], torch.finfo(self._dtype).min)
+        return Window(numbers[:, 3:], numbers[:, 0], positions, numbers[:, 2], span, mask)
 
-        `slots` [B] names the rows of the cache, `starts` [B] how much of each is kept, `ids` [B, T] the new tokens,
-        right-padded to T, `lengths` [B] how many of them are real.
-        """
-        num_rows, num_new = ids.shape
-        positions = starts[:, None] + self._columns[:num_new]  # [B, T]
-        positions = positions.clamp_(max=self.max_length - 1)
-        span = int((starts + lengths).max())
-        span = min(-(-span // 32) * 32, self.max_length)
-        mask = self._columns[:span] <= positions[..., None]  # [B, T, S]
-        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]  # [B, 1, T, D]
-        rows = slots[:, None].expand(num_rows, num_new)
-        body = self.model.model
-        hidden = F.embedding(ids, body.embed_tokens.weight)
-        for layer, keys, values in zip(body.layers, self._keys, self._values, strict=True):
-            normed = F.rms_norm(hidden, hidden.shape[-1:], layer.input_layernorm.weight, self._eps)
-            attended = self._attend(layer.self_attn, normed, keys, values, rows, positions, slots, span, mask, cos, sin)
-            hidden = hidden + attended
-            normed = F.rms_norm(hidden, hidden.shape[-1:], layer.post_attention_layernorm.weight, self._eps)
-            mlp = layer.mlp
-            hidden = hidden + mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
-        last = hidden[torch.arange(num_rows, device=hidden.device), lengths - 1]
-        last = F.rms_norm(last, last.shape[-1:], body.norm.weight, self._eps)
-        return self.model.lm_head(last)
+    def exchange(self, layer: int, keys: Tensor, values: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        """Store new keys and values [B, K, T, D]; give all that the rows see, [B, K, S, D]."""
+        rows = window.slots[:, None]
+        self._keys[layer][rows, :, window.positions] = keys.transpose(1, 2)
+        self._values[layer][rows, :, window.positions] = values.transpose(1, 2)
+        return (
+            self._keys[layer][:, :, : window.span].index_select(0, window.slots),
+            self._values[layer][:, :, : window.span].index_select(0, window.slots),
+        )
 
-    def _attend(
-        self,
-        attention: nn.Module,
-        hidden: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        span: int,
-        mask: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-    ) -> Tensor:
-        num_rows, num_new, _ = hidden.shape
-        query = attention.q_proj(hidden).view(num_rows, num_new, self._heads, self._head_dim)
-        key = attention.k_proj(hidden).view(num_rows, num_new, self._kv_heads, self._head_dim)
-        value = attention.v_proj(hidden).view(num_rows, num_new, self._kv_heads, self._head_dim)
-        if self._has_head_norm:
-            query = F.rms_norm(query, (self._head_dim,), attention.q_norm.weight, self._eps)
-            key = F.rms_norm(key, (self._head_dim,), attention.k_norm.weight, self._eps)
+    def _reserve(self, span: int) -> None:
+        length = self._keys[0].shape[2]
+        if span > length:
+            more = min(max(span, 2 * length), self.max_length) - length
+            self._keys = [F.pad(keys, (0, 0, 0, more)) for keys in self._keys]
+            self._values = [F.pad(values, (0, 0, 0, more)) for values in self._values]
+
+
+class LeanDecoder:
+    """The forward of Llama, Qwen2 and Qwen3, with their differences: biases and query/key norms."""
+
+    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+        self._cache = cache
+        self._body: Any = model.base_model
+        self._head: Any = model.get_output_embeddings()
+        weight = self._body.embed_tokens.weight
+        positions = torch.arange(cache.max_length, device=weight.device)[None]
+        with torch.no_grad():
+            cos, sin = self._body.rotary_emb(weight[:1, None], positions)
+        self._cos, self._sin = cos[0], sin[0]  # [max_length, D]
+
+    def extend(self, rows: Sequence[Row]) -> Tensor:
+        window = self._cache.window(rows)
+        cos, sin = self._cos[window.positions][:, None], self._sin[window.positions][:, None]  # [B, 1, T, D]
+        hidden = self._body.embed_tokens(window.ids)  # [B, T, H]
+        for index, layer in enumerate(self._body.layers):
+            normed = _normed(layer.input_layernorm, hidden)
+            hidden = hidden + self._attend(index, layer.self_attn, normed, window, cos, sin)
+            hidden = hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden))
+        return self._head(_normed(self._body.norm, _last(hidden, window)))
+
+    def _attend(self, index: int, part: Any, hidden: Tensor, window: Window, cos: Tensor, sin: Tensor) -> Tensor:
+        shape = (*hidden.shape[:2], -1, part.head_dim)
+        query = part.q_proj(hidden).view(shape)
+        key = part.k_proj(hidden).view(shape)
+        if hasattr(part, "q_norm"):
+            query, key = _normed(part.q_norm, query), _normed(part.k_norm, key)
         query = _rotated(query.transpose(1, 2), cos, sin)
         key = _rotated(key.transpose(1, 2), cos, sin)
-        # Padding writes beyond a row's end; the row's next token overwrites it before anything looks there.
-        keys[rows, :, positions] = key.transpose(1, 2)
-        values[rows, :, positions] = value
+        value = part.v_proj(hidden).view(shape).transpose(1, 2)
+        keys, values = self._cache.exchange(index, key, value, window)
         attended = F.scaled_dot_product_attention(
-            query,
-            keys[slots, :, :span],
-            values[slots, :, :span],
-            attn_mask=mask[:, None],
-            enable_gqa=self._heads != self._kv_heads,
+            query, keys, values, attn_mask=window.mask, scale=part.scaling, enable_gqa=key.shape[1] != query.shape[1]
         )
-        return attention.o_proj(attended.transpose(1, 2).reshape(num_rows, num_new, -1))
+        return part.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+class ModuleDecoder:
+    """The module's own forward, for architectures that `LeanDecoder` does not know."""
+
+    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+        self._cache = cache
+        self._body: Any = model.base_model
+        self._head: Any = model.get_output_embeddings()
+        named = inspect.signature(self._body.forward).parameters
+        self._cache_name = "cache" if "cache" in named else "past_key_values"
+
+    def extend(self, rows: Sequence[Row]) -> Tensor:
+        window = self._cache.window(rows)
+        output = self._body(
+            input_ids=window.ids,
+            attention_mask=window.mask,
+            position_ids=window.positions,
+            use_cache=True,
+            **{self._cache_name: _WindowCache(self._cache, window)},
+        )
+        return self._head(_last(output.last_hidden_state, window))
+
+
+class _WindowCache(Cache):
+    """A SlotCache in the eyes of a transformers module, for one step."""
+
+    def __init__(self, cache: SlotCache, window: Window) -> None:
+        super().__init__(layers=[])
+        self._slots = cache
+        self._window = window
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        return self._slots.exchange(layer_idx, key_states, value_states, self._window)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  part of the interface
+        return 0
+
+
+def decoder_for(model: PreTrainedModel, *, num_slots: int, max_length: int) -> Decoder:
+    """The fastest decoder that knows the model.
+
+    Raises UsageError when no decoder gives the logits of the model's own forward, or when its attention window is
+    shorter than `max_length`.
+    """
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < max_length:
+        raise _unservable(model, f"it looks back over {window} tokens only, and calls may have {max_length}")
+    if is_lean(model):
+        kind = LeanDecoder
+    else:
+        kind = ModuleDecoder
+    _check(model, kind(model, SlotCache(model, num_slots=2, max_length=16)))
+    return kind(model, SlotCache(model, num_slots=num_slots, max_length=max_length))
+
+
+def is_lean(model: PreTrainedModel) -> bool:
+    """Whether `LeanDecoder` knows the model."""
+    body: Any = model.base_model
+    return model.config.model_type in _LEAN_FAMILIES and body.rotary_emb.rope_type in _FIXED_ROPE
+
+
+@torch.no_grad()
+def _check(model: PreTrainedModel, decoder: Decoder) -> None:
+    """Compare a prompt, a continuation and a padded row with the model's own forward."""
+    vocab_size = model.config.get_text_config().vocab_size
+    probe = [token % vocab_size for token in (5, 3, 8, 1, 9, 2)]
+    device = model.get_input_embeddings().weight.device
+    expected = model(input_ids=torch.tensor([probe], device=device), use_cache=False).logits[0]
+    decoder.extend([Row(1, 0, probe[:3])])
+    ours = decoder.extend([Row(0, 0, probe), Row(1, 3, probe[3:5])])
+    gap = (ours - expected[[5, 4]]).abs().max().item()
+    allowed = (1e-4 if expected.dtype == torch.float32 else 5e-2) * max(1.0, expected.abs().max().item())
+    if not gap <= allowed:
+        raise _unservable(model, f"its logits came out differently, by {gap:.2g}")
+
+
+def _unservable(model: PreTrainedModel, why: str) -> UsageError:
+    return UsageError(
+        f"The in-process engine cannot serve this {model.config.model_type} model",
+        why=why,
+        next_step="serve it with vLLM, or choose a model such as Qwen2, Qwen3 or Llama",
+    )
+
+
+def _last(hidden: Tensor, window: Window) -> Tensor:
+    """Hidden states [B, H] of each row's last new token."""
+    return hidden[torch.arange(len(hidden), device=hidden.device), window.last]
+
+
+def _normed(norm: Any, hidden: Tensor) -> Tensor:
+    """Root mean square norm (arXiv 1910.07467, eq. 4), fused where torch has it fused."""
+    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -6,13 +6,11 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from a3r.config import Budget, TrialConfig
 from a3r.errors import ApprovalNeeded, UsageError
-from a3r.plan import BriefKind
 from ui.cli.screen import Screen
 
 
@@ -46,7 +44,7 @@ def research(question: str, /, *, options: Options | None = None) -> int:
 
     QUESTION is a sentence, the path of a text file, or `-` for standard input.
     """
-    return _submit(question, kind=BriefKind.RESEARCH, options=options or Options())
+    return _submit(question, kind="research", options=options or Options())
 
 
 def train(task: str, /, *, options: Options | None = None) -> int:
@@ -54,15 +52,20 @@ def train(task: str, /, *, options: Options | None = None) -> int:
 
     TASK is a sentence, the path of a text file, or `-` for standard input.
     """
-    return _submit(task, kind=BriefKind.TRAIN, options=options or Options())
+    return _submit(task, kind="train", options=options or Options())
 
 
-def _submit(text: str, *, kind: BriefKind, options: Options) -> int:
+def _submit(text: str, *, kind: Literal["research", "train"], options: Options) -> int:
+    from a3r.config import Budget, TrialConfig
+    from a3r.plan import BriefKind
+
     base = TrialConfig(model=_model(options.model)).updated(parse_settings(options.set))
     budget = Budget.parse(options.budget) if options.budget is not None else None
     from flows.submission import Order, draft, submit
 
-    order = Order(text=_read(text), kind=kind, base=base, budget=budget, coder=options.coder, sandbox=options.sandbox)
+    order = Order(
+        text=_read(text), kind=BriefKind(kind), base=base, budget=budget, coder=options.coder, sandbox=options.sandbox
+    )
     plan = draft(order)
     screen = Screen(json_lines=options.json)
     if options.dry_run:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from a3r.config import TrialConfig
 from ui.cli.research import parse_settings
 from ui.cli.screen import Screen
 
@@ -37,6 +36,7 @@ def serve(
     set
         Settings by path, such as `--set trainer.lr=1e-4`; may be repeated.
     """
+    from a3r.config import TrialConfig
     from flows.standalone import serve_standalone
 
     config = TrialConfig(model=model).updated(parse_settings(set))

@@ -2,7 +2,7 @@
 
 | protection | bubblewrap | plain |
 |---|---|---|
-| files | its workspace (read-only when judged), `/usr`, the interpreter, allowed packages, the client SDK | all of ours |
+| files | its workspace (read-only when judged), `/usr`, the interpreter, allowed packages, client SDK | all of ours |
 | network | none; the gateway's Unix socket where it is given one | all of ours |
 | environment, other processes | invisible | visible to the same user |
 | system calls | filtered (`system_calls`) | all |

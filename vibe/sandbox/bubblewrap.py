@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import vibe
-from a3r.errors import InfrastructureFault
+from a3r.errors import EnvironmentNotReady, InfrastructureFault
 from vibe.sandbox.cgroups import ControlGroup
 from vibe.sandbox.packages import importable
 from vibe.sandbox.process import (
@@ -30,6 +30,7 @@ from vibe.sandbox.process import (
 )
 from vibe.sandbox.system_calls import system_call_filter
 
+HOW_TO_INSTALL = "install bubblewrap 0.8 or newer, e.g. sudo apt-get install bubblewrap"
 NOBODY = 65534
 WORKSPACE, SCRATCH, SITE, GATEWAY_SOCKET = "/workspace", "/tmp", "/site", "/run/gateway.sock"
 GATEWAY_PORT = 8300
@@ -71,35 +72,76 @@ class BubblewrapSandbox:
     ) -> SandboxedProcess:
         """See `Sandbox.start`."""
         view = [*_system(), *_site(exposure.packages), *_own(exposure, limits)]
+        command = ["--", str(interpreter()), "-S", "-P", *arguments]
         group = ControlGroup.create(limits)
         is_dropped = group is None and os.geteuid() == 0 and _nobody_may_start(exposure)
-        status_read, status_write = _pipe()
-        gate_read, gate_write = _pipe()
-        with gate_write:
-            with status_write, gate_read, _file_of(system_call_filter()) as calls, log.open("ab") as err:
-                steering = {"--seccomp": calls, "--json-status-fd": status_write, "--block-fd": gate_read}
-                process = await asyncio.create_subprocess_exec(
-                    *("bwrap", *_ISOLATION, *view),
-                    *(part for option, file in steering.items() for part in (option, str(file.fileno()))),
-                    *("--", str(interpreter()), "-S", "-P", *arguments),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=err,
-                    env=_ENVIRONMENT,
-                    pass_fds=[file.fileno() for file in steering.values()],
-                    start_new_session=True,
-                    limit=PIPE_BUFFER_BYTES,
-                    **({"user": NOBODY, "group": NOBODY, "extra_groups": ()} if is_dropped else {}),
-                )
-            report = await _reader_of(status_read)
-            try:
-                _bound(await _child(report), limits=limits, group=group)
-            except (OSError, ValueError) as error:
-                process.kill()
-                await process.wait()
-                raise InfrastructureFault("The sandbox did not start", why=_last_words(log) or str(error)) from error
-            gate_write.write(b"\n")
+        try:
+            process, report = await _spawn(
+                [*_ISOLATION, *view], command, limits=limits, group=group, log=log, is_dropped=is_dropped
+            )
+        except BaseException:
+            if group is not None:
+                await group.remove()
+            raise
         return SandboxedProcess(process, limits=limits, explain=_Explanation(report, limits, group, log).of)
+
+
+async def _spawn(
+    options: Sequence[str],
+    command: Sequence[str],
+    *,
+    limits: Limits,
+    group: ControlGroup | None,
+    log: Path,
+    is_dropped: bool,
+) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader]:
+    """bubblewrap, let go once its process 1 has its limits, and what it reports about that process."""
+    report_read, report_write = _pipe()
+    gate_read, gate_write = _pipe()
+    with gate_write:
+        with report_write, gate_read, _file_of(system_call_filter()) as calls, log.open("ab") as err:
+            steering = {"--seccomp": calls, "--json-status-fd": report_write, "--block-fd": gate_read}
+            process = await _bwrap(
+                [
+                    *options,
+                    *(part for option, file in steering.items() for part in (option, str(file.fileno()))),
+                    *command,
+                ],
+                stderr=err,
+                pass_fds=[file.fileno() for file in steering.values()],
+                is_dropped=is_dropped,
+            )
+        try:
+            report = await _reader_of(report_read)
+            _bound(await _child(report), limits=limits, group=group)
+        except BaseException as error:
+            # Closing the gate would let it go as well.
+            process.kill()
+            await process.wait()
+            if isinstance(error, OSError | ValueError):
+                raise InfrastructureFault("The sandbox did not start", why=_last_words(log) or str(error)) from error
+            raise
+        gate_write.write(b"\n")
+    return process, report
+
+
+async def _bwrap(
+    arguments: Sequence[str], *, stderr: BinaryIO, pass_fds: Sequence[int], is_dropped: bool
+) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *("bwrap", *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=_ENVIRONMENT,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            limit=PIPE_BUFFER_BYTES,
+            **({"user": NOBODY, "group": NOBODY, "extra_groups": ()} if is_dropped else {}),
+        )
+    except FileNotFoundError as error:
+        raise EnvironmentNotReady("bubblewrap is missing", next_step=HOW_TO_INSTALL) from error
 
 
 class _Explanation:
@@ -168,7 +210,7 @@ def _system() -> list[str]:
         arguments += ["--ro-bind", str(file), f"/etc/{file.name}"]
     for name in ("ld.so.cache", "alternatives"):
         arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    shared = ["--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]  # noqa: S108 - a path inside
+    shared = ["--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
     return [*arguments, "--proc", "/proc", "--dev", "/dev", *shared, "--remount-ro", "/dev"]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from a3r.errors import EnvironmentNotReady, UsageError
 from vibe.sandbox.bubblewrap import (
+    HOW_TO_INSTALL,
     BubblewrapSandbox,
     bubblewrap_obstacle,
     counts_processes_by_namespace,
@@ -17,10 +18,9 @@ from vibe.sandbox.bubblewrap import (
 )
 from vibe.sandbox.cgroups import ControlGroup
 from vibe.sandbox.plain import PlainSandbox
-from vibe.sandbox.process import Limits, Sandbox
+from vibe.sandbox.process import Sandbox
 
 _log = logging.getLogger(__name__)
-_INSTALL = "install bubblewrap 0.8 or newer, e.g. sudo apt-get install bubblewrap"
 _WRITABLE = "run where cgroups are writable: as root, or in a delegated systemd slice"
 
 
@@ -47,12 +47,14 @@ def choose_sandbox(*, code_is_shipped: bool, asked: str | None = None) -> Sandbo
     if obstacle is None:
         return BubblewrapSandbox()
     if code_is_shipped and asked is None:
-        _log.warning("Shipped recipes run without isolation: bubblewrap cannot be used (%s). %s.", obstacle, _INSTALL)
+        _log.warning(
+            "Shipped recipes run without isolation: bubblewrap cannot be used (%s). %s.", obstacle, HOW_TO_INSTALL
+        )
         return PlainSandbox()
     raise EnvironmentNotReady(
         "Programs cannot be isolated on this machine",
         why=f"bubblewrap cannot be used: {obstacle}",
-        next_step=f"{_INSTALL}; or ask for --sandbox plain, which gives the code all rights that you have",
+        next_step=f"{HOW_TO_INSTALL}; or ask for --sandbox plain, which gives the code all rights that you have",
     )
 
 
@@ -60,7 +62,7 @@ def sandbox_report() -> dict[str, Protection]:
     """Every protection by name, tried out on this machine."""
     obstacle = bubblewrap_obstacle()
     if obstacle is not None:
-        off = Protection(on=False, detail=obstacle, next_step=_INSTALL)
+        off = Protection(on=False, detail=obstacle, next_step=HOW_TO_INSTALL)
         return dict.fromkeys(("isolation", "system calls", "number of processes", "total memory"), off)
     has_group = ControlGroup.is_available()
     return {

@@ -112,7 +112,7 @@ def _num_threads_of(user: int) -> int:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
-                total += len(os.listdir(folder / "task")) if folder.stat().st_uid == user else 0
+                total += sum(1 for _ in (folder / "task").iterdir()) if folder.stat().st_uid == user else 0
             except (FileNotFoundError, ProcessLookupError):
                 continue
     return total

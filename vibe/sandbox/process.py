@@ -71,7 +71,8 @@ class SandboxedProcess:
         explain: Callable[[int], Awaitable[Ended]],
     ) -> None:
         """`explain` is called once, with the exit status, when the process has ended; it also cleans up."""
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         self.stdin = process.stdin
         self.stdout = process.stdout
         self._process = process

@@ -1,10 +1,14 @@
 """A swarm server with a scripted engine as a process: `scripted_server.py FOLDER PORT`.
 
-It starts serving when a line arrives on its standard input, so that a successor can be loaded beforehand.
+For each line on its standard input it forks a server and prints that one's process id, so that a successor of a
+killed server is there at once. The servers end with it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -47,5 +51,16 @@ async def main(folder: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdin.readline()
-    uvloop.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+    children: list[int] = []
+    for _line in sys.stdin:
+        if children:
+            os.waitpid(children.pop(), 0)
+        child = os.fork()
+        if child == 0:
+            uvloop.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+        children.append(child)
+        print(child, flush=True)
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

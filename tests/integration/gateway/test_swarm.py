@@ -158,24 +158,32 @@ async def test_a_server_that_is_not_there_is_an_infrastructure_fault():
         Address("127.0.0.1:9")
 
 
-def launch(folder: Path, port: int) -> subprocess.Popen[str]:
-    log = (folder / "server.log").open("ab")
-    script = Path(__file__).with_name("scripted_server.py")
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, str(script), str(folder), str(port)],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=log,
-        env=environment,
-        text=True,
-    )
+class Nursery:
+    """A process that is loaded once and begins servers at a word."""
 
+    def __init__(self, folder: Path, port: int) -> None:
+        script = Path(__file__).with_name("scripted_server.py")
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        with (folder / "server.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(script), str(folder), str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+            )
 
-def begin(server: subprocess.Popen[str]) -> None:
-    assert server.stdin is not None
-    server.stdin.write("go\n")
-    server.stdin.flush()
+    def begin(self) -> int:
+        """Process id of a new server."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
 
 
 @pytest.fixture
@@ -210,29 +218,26 @@ def test_kill_9_under_load_loses_no_acknowledged_turn_and_clients_go_on(tmp_path
         except (Refused, InfrastructureFault) as error:
             faults.append(error)
 
-    servers = [launch(tmp_path, free_port) for _ in range(2)]
-    begin(servers[0])
+    nursery = Nursery(tmp_path, free_port)
+    server = nursery.begin()
     threads = [threading.Thread(target=guarded, args=(f"task-{i}",)) for i in range(8)]
     try:
         for thread in threads:
             thread.start()
         wait_for(lambda: len(acknowledged) > 100)
-        servers[0].send_signal(signal.SIGKILL)
-        servers[0].wait()
+        os.kill(server, signal.SIGKILL)
         seen = list(acknowledged)
         counts = {episode: len(read_turns(tmp_path / "ledger.db", episode)) for episode, _ in seen}
         for episode, stored in counts.items():
             assert stored >= sum(1 for one, _ in seen if one == episode)
 
-        begin(servers[1])
+        nursery.begin()
         wait_for(lambda: len(acknowledged) > len(seen) + 50)
     finally:
         stop.set()
         for thread in threads:
             thread.join(timeout=30)
-        for server in servers:
-            server.kill()
-            server.communicate()
+        nursery.close()
     assert not faults
     turns = [turn for episode in counts for turn in read_turns(tmp_path / "ledger.db", episode)]
     assert len(turns) >= len(acknowledged)

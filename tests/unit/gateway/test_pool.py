@@ -68,6 +68,7 @@ class Interleavings(RuleBasedStateMachine):
         self.running: dict[str, tuple[tuple[str, int], int]] = {}
         self.accepted: set[str] = set()
         self.fates: list[str] = []
+        self.refusals: set[str] = set()
         self.in_update: tuple[str, ...] = ()
 
     @rule(task=st.sampled_from("abcde"))
@@ -77,18 +78,18 @@ class Interleavings(RuleBasedStateMachine):
         try:
             place, evicted = self.pool.admit(task, episode_id=name, now=self.now)
         except Refused as refusal:
-            assert refusal.code in ("group_full", "batch_full")
+            self.refusals.add(refusal.code)
             return
         self.fates += evicted
         self.running[name] = ((task, place.group_index), self.pool.version)
 
-    @rule(data=st.data(), rewarded=st.booleans())
-    def finish(self, data: st.DataObject, rewarded: bool) -> None:
+    @rule(data=st.data(), ending=st.sampled_from(["rewarded", "aborted"]))
+    def finish(self, data: st.DataObject, ending: str) -> None:
         if not self.running:
             return
         name = data.draw(st.sampled_from(sorted(self.running)))
         key, version = self.running.pop(name)
-        if rewarded:
+        if ending == "rewarded":
             self.accepted.add(name)
             done = Accepted(episode(name, task=key[0]), version, self.pool.version)
             self.fates += self.pool.accept(done, key=key, now=self.now)
@@ -124,6 +125,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def no_group_is_overfull_and_none_too_old_waits(self) -> None:
+        assert self.refusals <= {"group_full", "batch_full"}
         for group in self.pool.snapshot.values():
             assert group.num_taken <= RULES.group_size
             assert all(a.oldest >= self.pool.version - RULES.max_staleness for a in group.accepted)

@@ -17,7 +17,7 @@ def test_a_chatml_template_preserves_its_prefix(template):
 def test_a_template_that_strips_old_reasoning_is_noticed_and_still_bridged():
     stripping = TEMPLATE.replace(
         "{{ message.content }}<|im_end|>",
-        "{{ message.content.split('</think>')[-1] if message.role == 'assistant' and not loop.last else message.content }}"
+        "{{ message.content if message.role != 'assistant' or loop.last else message.content.split('</think>')[-1] }}"
         "<|im_end|>",
     )
     template = ChatTemplate(chatml_tokenizer(template=stripping))

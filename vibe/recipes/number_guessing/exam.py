@@ -8,9 +8,9 @@ from a3r.errors import UsageError
 from a3r.swarm import Observation, Task
 
 WORDINGS = (
-    "There is a number between {low} and {high}. You have {turns} guesses to find it.",
-    "What number from {low} to {high} is hidden? Turns: {turns}.",
-    "Find my number. It is from {low} to {high}. You get {turns} tries.",
+    "The number is between {low} and {high}. Find it in {turns} guesses.",
+    "You have {turns} tries. Guess the hidden number from {low} to {high}.",
+    "A number from {low} to {high}: find it in {turns} turns.",
 )
 NUM_TASKS = 512
 

@@ -10,14 +10,14 @@ PARAMETERS = {"low": 1, "high": 31, "turns": 5}
 
 WORDINGS = {
     "train": (
-        "Guess the number from {low} to {high}. You have {turns} turns.",
-        "I think of a number between {low} and {high}. Find it in {turns} guesses.",
-        "A number from {low} to {high} is hidden. {turns} tries. What is it?",
-        "Hidden number: {low} to {high}. Turns: {turns}. Your guess?",
+        "Guess the number from {low} to {high} in {turns} turns.",
+        "A number between {low} and {high} is hidden. You have {turns} guesses.",
+        "Find the number: {low} to {high}, {turns} tries.",
+        "What is the hidden number? It is from {low} to {high}. Turns: {turns}.",
     ),
     "validation": (
         "Find the hidden number between {low} and {high} in {turns} turns.",
-        "I have a number from {low} to {high}. You get {turns} guesses.",
+        "You have {turns} turns to guess a number from {low} to {high}.",
     ),
 }
 NUM_TASKS = 512
@@ -96,7 +96,7 @@ def grade(task, transcript):
 
 
 def demonstrations(seed):
-    """Games of mixed skill: some guess anywhere, some within what the hints leave, some near its middle."""
+    """Games of mixed skill: some guess anywhere, some within what the hints leave, some always its middle."""
     choice = random.Random(f"demonstrations-{seed}")
     instances = list(itertools.product(_instances("train"), WORDINGS["train"]))
     return [_game(*choice.choice(instances), choice) for _ in range(NUM_DEMONSTRATIONS)]
@@ -130,8 +130,5 @@ def _guess_within(choice, _whole, left):
     return choice.randint(*left)
 
 
-def _guess_middle(choice, _whole, left):
-    low, high = left
-    middle = (low + high) // 2
-    reach = (high - low) // 4
-    return choice.randint(middle - reach, middle + reach)
+def _guess_middle(_choice, _whole, left):
+    return sum(left) // 2

@@ -35,8 +35,8 @@ class Exam:
             "target": target,
             "objects": objects,
             "words": words,
-            "speaker": speaker.format(target=target, words=", ".join(words)),
-            "listener": listener.format(word=PLACEHOLDER, objects=", ".join(objects)),
+            "speaker": speaker.format(target=target, words=" ".join(words)),
+            "listener": listener.format(word=PLACEHOLDER, objects=" ".join(objects)),
         }
         return Task(id=task_id, public=public)
 
@@ -47,21 +47,16 @@ class Exam:
     def measure(self, task, transcript):
         """1.0 when the listener picked the target and could know it from the word alone.
 
-        Both prompts must be the task's own, to the letter, with the word in its place: anything more, such as a hint,
-        a system message or the speaker's conversation, might carry the target.
+        The listener's prompt must be the task's own, to the letter, with the word in its place: anything more, such
+        as a hint, a system message or the speaker's conversation, might carry the target.
         """
         if len(transcript.turns) != 2:
             return 0.0
         word, choice = transcript.replies
-        heard = task.public["listener"].replace(PLACEHOLDER, word)
-        prompts = [_bare(turn.messages) for turn in transcript.turns]
-        if word not in task.public["words"] or prompts != [_asked(task.public["speaker"]), _asked(heard)]:
+        heard = [{"role": "user", "content": task.public["listener"].replace(PLACEHOLDER, word)}]
+        if word not in task.public["words"] or _bare(transcript.turns[1].messages) != heard:
             return 0.0
         return float(choice == task.public["target"])
-
-
-def _asked(text):
-    return [{"role": "user", "content": text}]
 
 
 def _bare(messages):

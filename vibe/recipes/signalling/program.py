@@ -40,8 +40,8 @@ def tasks(split, seed):
 def _task(task_id, target, split, choice):
     objects, words = choice.sample(_objects(), len(_objects())), choice.sample(_words(), len(_words()))
     n = choice.randrange(len(SPEAKER[split]))
-    speaker = SPEAKER[split][n].format(target=target, words=", ".join(words))
-    listener = LISTENER[split][n].format(word=PLACEHOLDER, objects=", ".join(objects))
+    speaker = SPEAKER[split][n].format(target=target, words=" ".join(words))
+    listener = LISTENER[split][n].format(word=PLACEHOLDER, objects=" ".join(objects))
     return Task(
         id=task_id,
         public={"target": target, "objects": objects, "words": words, "speaker": speaker, "listener": listener},
