@@ -99,7 +99,9 @@ async def open_gate_tools(
     folder = Path(tempfile.mkdtemp(prefix="a3r-gates-"))
     try:
         async with serve_scripted_policy(folder / "policy.sock") as policy:
-            stage = _Stage(sandbox=sandbox, policy=policy, packages=brief.allowed_packages, logs=Path(rehearsal.folder))
+            logs = Path(rehearsal.folder)
+            logs.mkdir(parents=True, exist_ok=True)
+            stage = _Stage(sandbox=sandbox, policy=policy, packages=brief.allowed_packages, logs=logs)
             try:
                 yield _tools(brief, exam=exam, stage=stage, server=server, rehearsal=rehearsal)
             finally:

@@ -246,6 +246,7 @@ async def open_judge(assignment: Assignment) -> AsyncIterator[Judge]:
     """A judge with its two sandboxes started; they end with the context."""
     exam = load_exam(assignment.recipe, assignment.parameters)
     folder = Path(assignment.folder)
+    folder.mkdir(parents=True, exist_ok=True)
     sandbox = choose_sandbox(code_is_shipped=assignment.code_is_shipped, asked=assignment.sandbox)
     program = Path(assignment.program_folder)
     log = EventLog(folder / "judge.jsonl")

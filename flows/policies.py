@@ -16,24 +16,9 @@ from a3r.store.records import TrialRecord
 from a3r.store.store import Store
 from a3r.swarm import ClaimedEpisode
 from flows.lab import Lab
+from flows.model_folder import SMALL, check_model
 from flows.record import named_campaign, open_store
 from flows.swarm_pool import SwarmPool, start_server
-
-SMALL = "small"
-
-
-def check_model(model: str) -> None:
-    """Raise UsageError unless `model` is `small` or a local Hugging Face folder. Loads nothing heavy."""
-    if model == SMALL:
-        return
-    folder = Path(model)
-    missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]
-    if not folder.is_dir() or missing:
-        raise UsageError(
-            f"There is no model in {folder}",
-            why=f"{', '.join(missing)} missing" if folder.is_dir() else "the folder does not exist",
-            next_step="name a local Hugging Face folder, or `small` for the shipped policy",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from a3r.campaign import CampaignState, TrialState
 from a3r.store.records import CampaignRecord
 from a3r.store.store import Store
+from flows.deployment import hand_over
 from flows.desk import identity_of
 from flows.lab import Lab
 from flows.swarm_pool import SwarmPool
@@ -33,7 +34,7 @@ def reconcile(lab: Lab) -> list[str]:
         for campaign in store.campaigns((CampaignState.APPROVED, CampaignState.RUNNING)):
             if not runs(campaign) and not _is_fresh(campaign) and not is_starting(campaign.id):
                 reconcile_campaign(store, campaign)
-                _run_again(lab, campaign.id)
+                hand_over(campaign.id)
                 taken_up.append(campaign.id)
         return taken_up
     finally:
@@ -71,12 +72,6 @@ def reconcile_campaign(store: Store, campaign: CampaignRecord) -> None:
         store.replan_trial(trial.id, reason="the process that ran it was gone")
     store.own_campaign(campaign.id, None)
     _mark_crashed(campaign.id)
-
-
-def _run_again(lab: Lab, campaign_id: str) -> None:
-    from flows.submission import run
-
-    run(lab, campaign_id)
 
 
 def _mark_crashed(campaign_id: str) -> None:

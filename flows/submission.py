@@ -11,6 +11,7 @@ from a3r.config import Budget, TrialConfig
 from a3r.errors import UsageError
 from a3r.plan import BriefKind, Plan
 from a3r.store.store import Store
+from flows.deployment import hand_over
 from flows.lab import Lab
 from flows.rates import measured_rates
 from flows.record import named_campaign
@@ -18,8 +19,6 @@ from flows.services import bring_up
 from vibe.brief import understand
 from vibe.planner import plan as plan_of
 from vibe.sandbox import choose_sandbox
-
-DEPLOYMENT = "campaign/campaign"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def draft(order: Order) -> Plan:
 
 
 def _check_environment(order: Order) -> None:
-    from flows.policies import check_model
+    from flows.model_folder import check_model
     from flows.programming import coder_named
 
     coder_named(order.coder)
@@ -66,10 +65,14 @@ def submit(order: Order, plan: Plan, *, notify: Callable[[str], None]) -> str:
     lab = Lab.locate()
     store = Store(lab.store_url)
     campaign = store.create_campaign(plan, options={"coder": order.coder, "sandbox": order.sandbox})
-    store.set_campaign_state(campaign.id, CampaignState.APPROVED, reason="approved by the person who ordered it")
-    store.close()
-    notify(f"campaign {campaign.id}: starting services")
-    run(lab, campaign.id)
+    try:
+        notify(f"campaign {campaign.id}: starting services")
+        os.environ.update(bring_up(lab).environment())
+        # Approved only now: the runner takes up approved campaigns that nobody hands to it.
+        store.set_campaign_state(campaign.id, CampaignState.APPROVED, reason="approved by the person who ordered it")
+        hand_over(campaign.id)
+    finally:
+        store.close()
     return campaign.id
 
 
@@ -94,18 +97,7 @@ def resume_campaign(prefix: str, *, notify: Callable[[str], None]) -> str:
             os.environ.update(bring_up(lab).environment())
             if not is_starting(campaign.id):
                 reconcile_campaign(store, campaign)
-                run(lab, campaign.id)
+                hand_over(campaign.id)
         return campaign.id
     finally:
         store.close()
-
-
-def run(lab: Lab, campaign_id: str) -> None:
-    """Bring up the services and hand the campaign to the runner. Returns at once."""
-    services = bring_up(lab)
-    os.environ.update(services.environment())
-    from prefect.deployments import run_deployment
-
-    run_deployment(
-        DEPLOYMENT, parameters={"campaign_id": campaign_id}, timeout=0, flow_run_name=f"campaign {campaign_id}"
-    )

@@ -24,7 +24,7 @@ from a3r.errors import UsageError
 _LEAN_FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
 _FIXED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles do not depend on the length of the sequence."""
-_SPAN_STEP = 32
+_SPAN_STEP = 16
 """Spans are rounded up to this, so that few different shapes occur."""
 _FIRST_LENGTH = 128
 
@@ -42,13 +42,18 @@ class Decoder(Protocol):
     """Extends slots by new tokens, with the weights as they are at that moment."""
 
     def extend(self, rows: Sequence[Row]) -> Tensor:
-        """Logits [B, V] after the last new token of each row; the rows' slots differ."""
+        """Logits [rows, V] after the last new token of each row; the rows' slots differ."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where the new tokens of a step go and what they see."""
+    """Where the new tokens of a step go and what they see.
+
+    A step computes B rows: the wanted ones, or, where they lie close together, the whole range of slots that they
+    lie in. A range is a view of the cache; picking rows means copying all that they see, which costs more than
+    computing some idle slots along.
+    """
 
     ids: Tensor
     """[B, T], right-padded."""
@@ -56,28 +61,35 @@ class Window:
     """[B]"""
     positions: Tensor
     """[B, T]"""
-    last: Tensor
-    """[B], index of each row's last new token."""
-    span: int
-    """S: longest row, rounded up."""
+    columns: Tensor
+    """[B, T], where new keys and values are stored; those of padding and idle slots in the spare last column."""
     mask: Tensor
     """[B, 1, T, S], added to attention scores."""
+    span: int
+    """S: longest row, rounded up."""
+    run: slice | None
+    """The range of slots, if it is one."""
+    wanted: Tensor
+    """Places of the wanted rows among the B."""
+    last: Tensor
+    """Place in T of each wanted row's last new token."""
 
 
 class SlotCache:
-    """Keys and values [num_slots, K, length, D] of every layer; `length` grows up to `max_length`."""
+    """Keys and values [num_slots, K, length + 1, D] of every layer; `length` grows up to `max_length`."""
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
         config = model.config.get_text_config()
-        weight: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
+        weight = embedding_of(model)
         num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (num_slots, num_heads, min(_FIRST_LENGTH, max_length), head_dim)
         self.max_length = max_length
+        self._length = min(_FIRST_LENGTH, max_length)
         self._device, self._dtype = weight.device, weight.dtype
+        shape = (num_slots, num_heads, self._length + 1, head_dim)
         self._keys = [weight.new_zeros(shape, requires_grad=False) for _ in range(config.num_hidden_layers)]
         self._values = [torch.zeros_like(keys) for keys in self._keys]
-        self._columns = torch.arange(max_length, device=self._device)
+        self._columns = torch.arange(max_length + 1, device=self._device)
 
     def window(self, rows: Sequence[Row]) -> Window:
         """Room for the rows' new tokens."""
@@ -85,34 +97,61 @@ class SlotCache:
         span = max(row.start + len(row.ids) for row in rows)
         span = min(-(-span // _SPAN_STEP) * _SPAN_STEP, self.max_length)
         self._reserve(span)
-        grid = np.zeros((len(rows), width + 3), dtype=np.int64)
-        for place, row in enumerate(rows):
-            grid[place, :3] = row.slot, row.start, len(row.ids) - 1
+        places, run = _places(rows, width=width)
+        grid = np.zeros((run.stop - run.start if run else len(rows), width + 3), dtype=np.int64)
+        for place, row in zip(places, rows, strict=True):
+            grid[place, :3] = row.slot, row.start, len(row.ids)
             grid[place, 3 : 3 + len(row.ids)] = row.ids
         numbers = torch.from_numpy(grid).to(self._device)
-        # Padding is written behind a row's end, where its next token overwrites it before anything looks there;
-        # the last column is never a token's own, since a row ends before it.
-        positions = (numbers[:, 1:2] + self._columns[:width]).clamp_(max=span - 1)
-        mask = torch.zeros((len(rows), 1, width, span), dtype=self._dtype, device=self._device)
+        slots, starts, lengths = numbers[:, 0], numbers[:, 1:2], numbers[:, 2:3]
+        places = torch.tensor(places, device=self._device)
+        new = self._columns[:width]
+        positions = starts + new
+        mask = torch.zeros((len(grid), 1, width, span), dtype=self._dtype, device=self._device)
         mask.masked_fill_(self._columns[:span] > positions[:, None, :, None], torch.finfo(self._dtype).min)
-        return Window(numbers[:, 3:], numbers[:, 0], positions, numbers[:, 2], span, mask)
+        return Window(
+            ids=numbers[:, 3:],
+            slots=slots,
+            positions=positions.clamp(max=self.max_length - 1),
+            columns=torch.where(new < lengths, positions, self._length),
+            mask=mask,
+            span=span,
+            run=run,
+            wanted=places,
+            last=lengths[places, 0] - 1,
+        )
 
     def exchange(self, layer: int, keys: Tensor, values: Tensor, window: Window) -> tuple[Tensor, Tensor]:
         """Store new keys and values [B, K, T, D]; give all that the rows see, [B, K, S, D]."""
-        rows = window.slots[:, None]
-        self._keys[layer][rows, :, window.positions] = keys.transpose(1, 2)
-        self._values[layer][rows, :, window.positions] = values.transpose(1, 2)
         return (
-            self._keys[layer][:, :, : window.span].index_select(0, window.slots),
-            self._values[layer][:, :, : window.span].index_select(0, window.slots),
+            self._exchange(self._keys[layer], keys, window),
+            self._exchange(self._values[layer], values, window),
         )
 
+    def _exchange(self, kept: Tensor, new: Tensor, window: Window) -> Tensor:
+        if window.run is not None:
+            kept = kept[window.run]
+            kept[self._columns[: len(kept), None], :, window.columns] = new.transpose(1, 2)
+            return kept[:, :, : window.span]
+        kept[window.slots[:, None], :, window.columns] = new.transpose(1, 2)
+        return kept[:, :, : window.span].index_select(0, window.slots)
+
     def _reserve(self, span: int) -> None:
-        length = self._keys[0].shape[2]
-        if span > length:
-            more = min(max(span, 2 * length), self.max_length) - length
-            self._keys = [F.pad(keys, (0, 0, 0, more)) for keys in self._keys]
-            self._values = [F.pad(values, (0, 0, 0, more)) for values in self._values]
+        if span <= self._length:
+            return
+        more = min(max(span, 2 * self._length), self.max_length) - self._length
+        self._length += more
+        self._keys = [F.pad(keys, (0, 0, 0, more)) for keys in self._keys]
+        self._values = [F.pad(values, (0, 0, 0, more)) for values in self._values]
+
+
+def _places(rows: Sequence[Row], *, width: int) -> tuple[list[int], slice | None]:
+    """Where each row is computed, and the range of slots if a range is computed."""
+    first, end = min(row.slot for row in rows), max(row.slot for row in rows) + 1
+    # Idle slots cost as much as others: one more for every three when decoding, none with a prompt.
+    if (end - first) * 3 <= len(rows) * (4 if width == 1 else 3):
+        return [row.slot - first for row in rows], slice(first, end)
+    return list(range(len(rows))), None
 
 
 class LeanDecoder:
@@ -203,12 +242,15 @@ def decoder_for(model: PreTrainedModel, *, num_slots: int, max_length: int) -> D
     window = getattr(config, "sliding_window", None)
     if window is not None and window < max_length:
         raise _unservable(model, f"it looks back over {window} tokens only, and calls may have {max_length}")
-    if is_lean(model):
-        kind = LeanDecoder
-    else:
-        kind = ModuleDecoder
+    kind = LeanDecoder if is_lean(model) else ModuleDecoder
     _check(model, kind(model, SlotCache(model, num_slots=2, max_length=16)))
     return kind(model, SlotCache(model, num_slots=num_slots, max_length=max_length))
+
+
+def embedding_of(model: PreTrainedModel) -> Tensor:
+    """The input embedding [V, H]; device and dtype of the model."""
+    embedding: Any = model.get_input_embeddings()
+    return embedding.weight
 
 
 def is_lean(model: PreTrainedModel) -> bool:
@@ -222,7 +264,7 @@ def _check(model: PreTrainedModel, decoder: Decoder) -> None:
     """Compare a prompt, a continuation and a padded row with the model's own forward."""
     vocab_size = model.config.get_text_config().vocab_size
     probe = [token % vocab_size for token in (5, 3, 8, 1, 9, 2)]
-    device = model.get_input_embeddings().weight.device
+    device = embedding_of(model).device
     expected = model(input_ids=torch.tensor([probe], device=device), use_cache=False).logits[0]
     decoder.extend([Row(1, 0, probe[:3])])
     ours = decoder.extend([Row(0, 0, probe), Row(1, 3, probe[3:5])])
@@ -241,8 +283,8 @@ def _unservable(model: PreTrainedModel, why: str) -> UsageError:
 
 
 def _last(hidden: Tensor, window: Window) -> Tensor:
-    """Hidden states [B, H] of each row's last new token."""
-    return hidden[torch.arange(len(hidden), device=hidden.device), window.last]
+    """Hidden states of each wanted row's last new token: [wanted, H]."""
+    return hidden[window.wanted, window.last]
 
 
 def _normed(norm: Any, hidden: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from a3r.episode import FinishReason
 from a3r.errors import EngineFault, Refused
 from gateway.engine import Completion, Sampling
-from gateway.engines.decoder import SlotDecoder
+from gateway.engines.slots import SlotDecoder
 
 _PREFILL_TOKENS = 2048
 """Padded prompt tokens computed at once: bounds memory, and how long running calls wait."""

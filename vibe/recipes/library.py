@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import JsonValue, model_validator
 
 from a3r.config import Config, parsed
 from a3r.episode import Task, Transcript
@@ -153,7 +153,7 @@ def program_source(name: str, parameters: Mapping[str, JsonValue]) -> str:
 def load_program(name: str, parameters: Mapping[str, JsonValue]) -> types.ModuleType:
     """The recipe's Program in this process: our own code, so it needs no sandbox. Raises as `checked_parameters`."""
     module = types.ModuleType(f"recipe_{name}")
-    exec(compile(program_source(name, parameters), f"{name}/program.py", "exec"), module.__dict__)
+    exec(compile(program_source(name, parameters), f"{name}/program.py", "exec", dont_inherit=True), module.__dict__)
     return module
 
 

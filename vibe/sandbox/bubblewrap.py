@@ -8,9 +8,11 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -72,30 +74,30 @@ class BubblewrapSandbox:
     ) -> SandboxedProcess:
         """See `Sandbox.start`."""
         view = [*_system(), *_site(exposure.packages), *_own(exposure, limits)]
-        command = ["--", str(interpreter()), "-S", "-P", *arguments]
+        command = ["--", *_limited(limits), str(interpreter()), "-S", "-P", *arguments]
         group = ControlGroup.create(limits)
         is_dropped = group is None and os.geteuid() == 0 and _nobody_may_start(exposure)
         try:
-            process, report = await _spawn(
-                [*_ISOLATION, *view], command, limits=limits, group=group, log=log, is_dropped=is_dropped
+            process, report, child = await _spawn(
+                [*_ISOLATION, *view], command, group=group, log=log, is_dropped=is_dropped
             )
         except BaseException:
             if group is not None:
                 await group.remove()
             raise
-        return SandboxedProcess(process, limits=limits, explain=_Explanation(report, limits, group, log).of)
+        explain = _Explanation(report, limits, group, log).of
+        return SandboxedProcess(process, limits=limits, explain=explain, innermost=child)
 
 
 async def _spawn(
     options: Sequence[str],
     command: Sequence[str],
     *,
-    limits: Limits,
     group: ControlGroup | None,
     log: Path,
     is_dropped: bool,
-) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader]:
-    """bubblewrap, let go once its process 1 has its limits, and what it reports about that process."""
+) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, int]:
+    """bubblewrap, let go once its process 1 is in its group; what it reports about that process; and its id."""
     report_read, report_write = _pipe()
     gate_read, gate_write = _pipe()
     with gate_write:
@@ -113,16 +115,25 @@ async def _spawn(
             )
         try:
             report = await _reader_of(report_read)
-            _bound(await _child(report), limits=limits, group=group)
+            child = await _child(report)
+            if group is not None:
+                group.admit(child)
         except BaseException as error:
-            # Closing the gate would let it go as well.
-            process.kill()
+            # Closing the gate would let it go, and until then it does not die with its parent.
+            _kill_family(process.pid)
             await process.wait()
             if isinstance(error, OSError | ValueError):
                 raise InfrastructureFault("The sandbox did not start", why=_last_words(log) or str(error)) from error
             raise
         gate_write.write(b"\n")
-    return process, report
+    return process, report, child
+
+
+def _kill_family(pid: int) -> None:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for member in (*map(int, children), pid):
+            os.kill(member, signal.SIGKILL)
 
 
 async def _bwrap(
@@ -175,7 +186,7 @@ def bubblewrap_obstacle() -> str | None:
         system_call_filter()
     except (ImportError, RuntimeError, OSError) as error:
         return f"the system-call filter cannot be made: {error}"
-    command = ["bwrap", *_ISOLATION, *_system(), "--", "/usr/bin/env"]
+    command = ["bwrap", *_ISOLATION, *_system(), "--", *_limited(Limits()), "true"]
     try:
         done = subprocess.run(
             command, env=_ENVIRONMENT, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_S
@@ -261,17 +272,18 @@ def _nobody_may_start(exposure: Exposure) -> bool:
     )
 
 
-def _bound(pid: int, *, limits: Limits, group: ControlGroup | None) -> None:
-    """Put limits on process 1 of the sandbox before it starts the command. Raises OSError when it is gone."""
-    if group is not None:
-        group.admit(pid)
-    wanted = resource_limits(limits) | {"RLIMIT_NPROC": (limits.processes, limits.processes)}
-    if not counts_processes_by_namespace():
-        del wanted["RLIMIT_NPROC"]
+def _limited(limits: Limits) -> list[str]:
+    """A command that sets the rlimits of the command after it. It runs inside, where RLIMIT_NPROC counts the
+    sandbox's own user namespace, and needs no rights over a process of another user."""
+    wanted = resource_limits(limits)
+    if counts_processes_by_namespace():
+        wanted["RLIMIT_NPROC"] = (limits.processes, limits.processes)
+    options: list[str] = []
     for name, value in wanted.items():
-        kind = getattr(resource, name)
-        _, hard = resource.prlimit(pid, kind)
-        resource.prlimit(pid, kind, at_most(value, hard))
+        _, hard = resource.getrlimit(getattr(resource, name))
+        soft, hard = at_most(value, hard)
+        options.append(f"--{name.removeprefix('RLIMIT_').lower()}={soft}:{hard}")
+    return ["prlimit", *options, "--"]
 
 
 def counts_processes_by_namespace() -> bool:

@@ -69,13 +69,16 @@ class SandboxedProcess:
         *,
         limits: Limits,
         explain: Callable[[int], Awaitable[Ended]],
+        innermost: int | None = None,
     ) -> None:
-        """`explain` is called once, with the exit status, when the process has ended; it also cleans up."""
+        """`explain` is called once, with the exit status, when the process has ended; it also cleans up.
+        `innermost` is process 1 of a process namespace, with which everything in it dies."""
         assert process.stdin is not None
         assert process.stdout is not None
         self.stdin = process.stdin
         self.stdout = process.stdout
         self._process = process
+        self._innermost = innermost
         self._limits = limits
         self._explain = explain
         self._is_overdue = False
@@ -92,6 +95,8 @@ class SandboxedProcess:
         if self._process.returncode is None:
             # It may have ended without this loop having heard of it yet.
             with suppress(ProcessLookupError):
+                if self._innermost is not None:
+                    os.kill(self._innermost, signal.SIGKILL)
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def wait(self) -> Ended:

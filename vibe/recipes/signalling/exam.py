@@ -2,8 +2,10 @@
 
 import itertools
 import random
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from a3r.swarm import Task
+from a3r.swarm import Message, Task, Transcript
 
 OBJECTS = ("apple", "boat", "cat", "drum", "egg", "fish", "gate", "hat")
 WORDS = ("ba", "do", "ki", "lu", "me", "no", "su", "ti")
@@ -18,17 +20,17 @@ PLACEHOLDER = "{word}"
 class Exam:
     """The hidden side of signalling."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
         self.objects = OBJECTS[: int(parameters["objects"])]
         self.words = WORDS[: int(parameters["words"])]
 
-    def tasks(self, split, seed):
+    def tasks(self, split: str, seed: int) -> list[Task]:
         """Every object as target, in orders and wordings that training has not seen."""
         choice = random.Random(f"{split}-{seed}")
         targets = itertools.islice(itertools.cycle(self.objects), NUM_TASKS)
         return [self._task(f"{split}-{n}", target, choice) for n, target in enumerate(targets)]
 
-    def _task(self, task_id, target, choice):
+    def _task(self, task_id: str, target: str, choice: random.Random) -> Task:
         objects, words = choice.sample(self.objects, len(self.objects)), choice.sample(self.words, len(self.words))
         speaker, listener = choice.choice(WORDINGS)
         public = {
@@ -40,11 +42,10 @@ class Exam:
         }
         return Task(id=task_id, public=public)
 
-    def environment(self, task):
+    def environment(self, task: Task) -> None:
         """There is nothing to act on."""
-        return None
 
-    def measure(self, task, transcript):
+    def measure(self, task: Task, transcript: Transcript) -> float:
         """1.0 when the listener picked the target and could know it from the word alone.
 
         The listener's prompt must be the task's own, to the letter, with the word in its place: anything more, such
@@ -53,12 +54,12 @@ class Exam:
         if len(transcript.turns) != 2:
             return 0.0
         word, choice = transcript.replies
-        heard = [{"role": "user", "content": task.public["listener"].replace(PLACEHOLDER, word)}]
-        if word not in task.public["words"] or _bare(transcript.turns[1].messages) != heard:
+        heard = [{"role": "user", "content": str(task.public["listener"]).replace(PLACEHOLDER, word)}]
+        if word not in self.words or _bare(transcript.turns[1].messages) != heard:
             return 0.0
         return float(choice == task.public["target"])
 
 
-def _bare(messages):
+def _bare(messages: Sequence[Message]) -> list[Message]:
     """The messages without fields that are empty."""
     return [{name: value for name, value in message.items() if value} for message in messages]
