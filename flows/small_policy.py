@@ -18,13 +18,13 @@ from trainer.small_policy_build import BuildConfig, build_small_policy
 from vibe.recipes.library import load_program
 
 _SYLLABUS: tuple[tuple[str, dict[str, JsonValue], int], ...] = (
-    ("number_guessing", {"low": 1, "high": 31, "turns": 5}, 8),
-    ("number_guessing", {"low": 1, "high": 20, "turns": 4}, 2),
-    ("number_guessing", {"low": 1, "high": 99, "turns": 7}, 2),
-    ("arithmetic", {"low": 0, "high": 9, "operators": ["+", "*"]}, 4),
-    ("arithmetic", {"low": 0, "high": 9, "operators": ["+", "-", "*"]}, 2),
-    ("signalling", {"objects": 8, "words": 8}, 12),
-    ("signalling", {"objects": 4, "words": 4}, 2),
+    ("number_guessing", {"low": 1, "high": 31, "turns": 5}, 14),
+    ("number_guessing", {"low": 1, "high": 20, "turns": 4}, 1),
+    ("number_guessing", {"low": 1, "high": 99, "turns": 7}, 1),
+    ("arithmetic", {"low": 0, "high": 9, "operators": ["+", "*"]}, 3),
+    ("arithmetic", {"low": 0, "high": 9, "operators": ["+", "-", "*"]}, 1),
+    ("signalling", {"objects": 8, "words": 8}, 8),
+    ("signalling", {"objects": 4, "words": 4}, 1),
 )
 """Recipe, its parameters, and how many sets of demonstrations of each."""
 

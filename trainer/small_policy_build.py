@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from a3r.episode import Message
@@ -24,7 +24,14 @@ VOCABULARY = 384
 CONTEXT = 2048
 """Most positions of one conversation."""
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+_SPECIALS = (END_OF_TEXT, START, END)
+"""In the order of their ids."""
+_TOOL_MARKS = ("<tool_call>", "</tool_call>")
+_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How text is cut before merges. It is Qwen2's own pattern, which transformers puts in place for this architecture
+whatever the folder says."""
 _TEMPLATE = Path(__file__).resolve().parent / "small_policy.jinja"
 
 
@@ -58,19 +65,22 @@ def build_small_policy(dialogues: Sequence[list[Message]], folder: Path, *, conf
 def train_tokenizer(dialogues: Sequence[list[Message]]) -> PreTrainedTokenizerFast:
     """Byte-level BPE over what the dialogues say, with every digit a token of its own and a ChatML template."""
     core = Tokenizer(models.BPE())
+    core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     core.decoder = decoders.ByteLevel()
-    specials = [END_OF_TEXT, START, END]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - 2,
-        special_tokens=specials,
+        vocab_size=VOCABULARY - len(_TOOL_MARKS),
+        special_tokens=list(_SPECIALS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     core.train_from_iterator(_texts(dialogues), trainer)
-    core.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in (TOOL_CALL, TOOL_CALL_END)])
+    core.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in _TOOL_MARKS])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=END,
@@ -89,25 +99,23 @@ def _texts(dialogues: Sequence[list[Message]]) -> Iterator[str]:
 
 
 def _fresh_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    end, padding = _SPECIALS.index(END), _SPECIALS.index(END_OF_TEXT)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
-        intermediate_size=256,
+        intermediate_size=192,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=64,
+        num_key_value_heads=1,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,
         initializer_range=0.05,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=end,
+        pad_token_id=padding,
     )
     model = Qwen2ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
-    )
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=padding, do_sample=True)
     return model
 
 

@@ -17,7 +17,8 @@ import orjson
 
 from a3r.episode import Json, Observation
 from a3r.errors import ClientFault, Fault, InfrastructureFault
-from a3r.swarm.host import MAX_LINE_BYTES, MAX_OUTPUT_BYTES, Lines
+from a3r.swarm.host import MAX_OUTPUT_BYTES
+from a3r.swarm.pipe import MAX_LINE_BYTES, Lines
 from vibe.sandbox import Ended, Exposure, Limits, Sandbox, SandboxedProcess
 
 _READ_BYTES = 2**18

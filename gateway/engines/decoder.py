@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -76,7 +75,7 @@ class Window:
 
 
 class SlotCache:
-    """Keys and values [num_slots, K, length + 1, D] of every layer; `length` grows up to `max_length`."""
+    """Keys and values [num_slots, 2, K, length + 1, D] of every layer; `length` grows up to `max_length`."""
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
         config = model.config.get_text_config()
@@ -86,9 +85,8 @@ class SlotCache:
         self.max_length = max_length
         self._length = min(_FIRST_LENGTH, max_length)
         self._device, self._dtype = weight.device, weight.dtype
-        shape = (num_slots, num_heads, self._length + 1, head_dim)
-        self._keys = [weight.new_zeros(shape, requires_grad=False) for _ in range(config.num_hidden_layers)]
-        self._values = [torch.zeros_like(keys) for keys in self._keys]
+        shape = (num_slots, 2, num_heads, self._length + 1, head_dim)
+        self._kept = [weight.new_zeros(shape, requires_grad=False) for _ in range(config.num_hidden_layers)]
         self._columns = torch.arange(max_length + 1, device=self._device)
 
     def window(self, rows: Sequence[Row]) -> Window:
@@ -98,13 +96,12 @@ class SlotCache:
         span = min(-(-span // _SPAN_STEP) * _SPAN_STEP, self.max_length)
         self._reserve(span)
         places, run = _places(rows, width=width)
-        grid = np.zeros((run.stop - run.start if run else len(rows), width + 3), dtype=np.int64)
+        grid = [[0] * (width + 3)] * (run.stop - run.start if run else len(rows))
         for place, row in zip(places, rows, strict=True):
-            grid[place, :3] = row.slot, row.start, len(row.ids)
-            grid[place, 3 : 3 + len(row.ids)] = row.ids
-        numbers = torch.from_numpy(grid).to(self._device)
+            grid[place] = [row.slot, row.start, len(row.ids), *row.ids, *[0] * (width - len(row.ids))]
+        numbers = torch.tensor(grid, device=self._device)
         slots, starts, lengths = numbers[:, 0], numbers[:, 1:2], numbers[:, 2:3]
-        places = torch.tensor(places, device=self._device)
+        wanted = torch.tensor(places, device=self._device)
         new = self._columns[:width]
         positions = starts + new
         mask = torch.zeros((len(grid), 1, width, span), dtype=self._dtype, device=self._device)
@@ -117,32 +114,29 @@ class SlotCache:
             mask=mask,
             span=span,
             run=run,
-            wanted=places,
-            last=lengths[places, 0] - 1,
+            wanted=wanted,
+            last=lengths[wanted, 0] - 1,
         )
 
     def exchange(self, layer: int, keys: Tensor, values: Tensor, window: Window) -> tuple[Tensor, Tensor]:
         """Store new keys and values [B, K, T, D]; give all that the rows see, [B, K, S, D]."""
-        return (
-            self._exchange(self._keys[layer], keys, window),
-            self._exchange(self._values[layer], values, window),
-        )
-
-    def _exchange(self, kept: Tensor, new: Tensor, window: Window) -> Tensor:
+        kept = self._kept[layer]
+        rows, columns = window.slots[:, None], window.columns
         if window.run is not None:
             kept = kept[window.run]
-            kept[self._columns[: len(kept), None], :, window.columns] = new.transpose(1, 2)
-            return kept[:, :, : window.span]
-        kept[window.slots[:, None], :, window.columns] = new.transpose(1, 2)
-        return kept[:, :, : window.span].index_select(0, window.slots)
+            rows = self._columns[: len(kept), None]
+        kept[rows, :, :, columns] = torch.stack((keys, values), dim=1).permute(0, 3, 1, 2, 4)
+        seen = kept[:, :, :, : window.span]
+        if window.run is None:
+            seen = seen.index_select(0, window.slots)
+        return seen[:, 0], seen[:, 1]
 
     def _reserve(self, span: int) -> None:
         if span <= self._length:
             return
         more = min(max(span, 2 * self._length), self.max_length) - self._length
         self._length += more
-        self._keys = [F.pad(keys, (0, 0, 0, more)) for keys in self._keys]
-        self._values = [F.pad(values, (0, 0, 0, more)) for values in self._values]
+        self._kept = [F.pad(kept, (0, 0, 0, more)) for kept in self._kept]
 
 
 def _places(rows: Sequence[Row], *, width: int) -> tuple[list[int], slice | None]:
@@ -183,8 +177,8 @@ class LeanDecoder:
         key = part.k_proj(hidden).view(shape)
         if hasattr(part, "q_norm"):
             query, key = _normed(part.q_norm, query), _normed(part.k_norm, key)
-        query = _rotated(query.transpose(1, 2), cos, sin)
-        key = _rotated(key.transpose(1, 2), cos, sin)
+        both = _rotated(torch.cat((query, key), dim=2).transpose(1, 2), cos, sin)
+        query, key = both.split((query.shape[2], key.shape[2]), dim=1)
         value = part.v_proj(hidden).view(shape).transpose(1, 2)
         keys, values = self._cache.exchange(index, key, value, window)
         attended = F.scaled_dot_product_attention(

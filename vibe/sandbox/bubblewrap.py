@@ -11,12 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import vibe
 from a3r.errors import EnvironmentNotReady, InfrastructureFault
 from vibe.sandbox.cgroups import ControlGroup
 from vibe.sandbox.packages import importable
@@ -31,13 +30,10 @@ from vibe.sandbox.process import (
     resource_limits,
 )
 from vibe.sandbox.system_calls import system_call_filter
+from vibe.sandbox.view import importable_files, interpreter, own_files, system_files
 
 HOW_TO_INSTALL = "install bubblewrap 0.8 or newer, e.g. sudo apt-get install bubblewrap"
 NOBODY = 65534
-WORKSPACE, SCRATCH, SITE, GATEWAY_SOCKET = "/workspace", "/tmp", "/site", "/run/gateway.sock"
-GATEWAY_PORT = 8300
-_SHARED_MEMORY_BYTES = 16 * 2**20
-_ETC = Path(__file__).parent / "etc"
 _PROBE_TIMEOUT_S = 10
 # bubblewrap stays process 1 inside, and its environment can be read there.
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -46,22 +42,6 @@ _ISOLATION = (
     *("--unshare-user", "--unshare-all", "--uid", str(NOBODY), "--gid", str(NOBODY)),
     *("--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"),
 )
-_INSIDE = {
-    "PATH": "/usr/bin:/bin",
-    "HOME": SCRATCH,
-    "LANG": "C.UTF-8",
-    "TZ": "UTC",
-    "PYTHONPATH": SITE,
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0",
-    "OMP_NUM_THREADS": "1",
-    # Each arena reserves address space, of which there is a limit.
-    "MALLOC_ARENA_MAX": "2",
-    "A3R_WORKSPACE": WORKSPACE,
-}
-_PACKAGE_FOLDERS = tuple(
-    f"{above}lib*/python3*/{name}" for above in ("", "local/") for name in ("site-packages", "dist-packages")
-) + ("envs", "pkgs", "src", "local/src")
 
 
 class BubblewrapSandbox:
@@ -73,7 +53,7 @@ class BubblewrapSandbox:
         self, arguments: Sequence[str], *, exposure: Exposure, limits: Limits, log: Path
     ) -> SandboxedProcess:
         """See `Sandbox.start`."""
-        view = [*_system(), *_site(exposure.packages), *_own(exposure, limits)]
+        view = [*system_files(), *importable_files(exposure.packages), *own_files(exposure, limits)]
         command = ["--", *_limited(limits), str(interpreter()), "-S", "-P", *arguments]
         group = ControlGroup.create(limits)
         is_dropped = group is None and os.geteuid() == 0 and _nobody_may_start(exposure)
@@ -118,6 +98,7 @@ async def _spawn(
             child = await _child(report)
             if group is not None:
                 group.admit(child)
+            gate_write.write(b"\n")
         except BaseException as error:
             # Closing the gate would let it go, and until then it does not die with its parent.
             _kill_family(process.pid)
@@ -125,7 +106,6 @@ async def _spawn(
             if isinstance(error, OSError | ValueError):
                 raise InfrastructureFault("The sandbox did not start", why=_last_words(log) or str(error)) from error
             raise
-        gate_write.write(b"\n")
     return process, report, child
 
 
@@ -186,7 +166,7 @@ def bubblewrap_obstacle() -> str | None:
         system_call_filter()
     except (ImportError, RuntimeError, OSError) as error:
         return f"the system-call filter cannot be made: {error}"
-    command = ["bwrap", *_ISOLATION, *_system(), "--", *_limited(Limits()), "true"]
+    command = ["bwrap", *_ISOLATION, *system_files(), "--", *_limited(Limits()), "true"]
     try:
         done = subprocess.run(
             command, env=_ENVIRONMENT, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_S
@@ -194,67 +174,6 @@ def bubblewrap_obstacle() -> str | None:
     except subprocess.TimeoutExpired:
         return f"a trial with it took longer than {_PROBE_TIMEOUT_S} s"
     return None if done.returncode == 0 else done.stderr.strip() or f"a trial with it ended with {done.returncode}"
-
-
-def interpreter() -> Path:
-    """The base interpreter: a virtual environment's own one would need the whole environment."""
-    base = Path(sys.base_exec_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
-    return base if base.exists() else Path(sys.executable).resolve()
-
-
-def _system() -> list[str]:
-    """Read-only system files and the interpreter, without the packages and sources that lie among them."""
-    trees = [Path("/usr")]
-    prefix = Path(sys.base_prefix)
-    if not prefix.is_relative_to("/usr"):
-        trees.append(prefix)
-    arguments = [part for tree in trees for part in ("--ro-bind", str(tree), str(tree))]
-    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
-        folder = Path("/", name)
-        if folder.is_symlink():
-            arguments += ["--symlink", str(folder.readlink()), str(folder)]
-        elif folder.is_dir():
-            arguments += ["--ro-bind", str(folder), str(folder)]
-    for path in _hidden(trees):
-        arguments += ["--tmpfs", str(path), "--remount-ro", str(path)]
-    for file in sorted(_ETC.iterdir()):
-        arguments += ["--ro-bind", str(file), f"/etc/{file.name}"]
-    for name in ("ld.so.cache", "alternatives"):
-        arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    shared = ["--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
-    return [*arguments, "--proc", "/proc", "--dev", "/dev", *shared, "--remount-ro", "/dev"]
-
-
-def _hidden(trees: Sequence[Path]) -> list[Path]:
-    """Folders below what is exposed that hold installed packages, or this project itself."""
-    packages = [path for tree in trees for pattern in _PACKAGE_FOLDERS for path in tree.glob(pattern) if path.is_dir()]
-    ours = [Path(vibe.__file__).resolve().parents[1]]
-    if sys.prefix != sys.base_prefix:
-        ours.append(Path(sys.prefix))
-    ours = [path for path in ours if any(path.is_relative_to(tree) for tree in trees)]
-    outermost: list[Path] = []
-    for path in sorted({path.resolve() for path in [*packages, *ours]}):
-        if not any(path.is_relative_to(other) for other in outermost):
-            outermost.append(path)
-    return outermost
-
-
-def _site(packages: tuple[str, ...]) -> Iterator[str]:
-    for source, name in importable(packages):
-        yield from ("--ro-bind", str(source), f"{SITE}/{name}")
-
-
-def _own(exposure: Exposure, limits: Limits) -> list[str]:
-    """The workspace, the scratch folder, the gateway's socket and the environment; then the root is sealed."""
-    arguments = ["--size", str(limits.file_bytes), "--tmpfs", SCRATCH]
-    arguments += ["--bind" if exposure.workspace_is_writable else "--ro-bind", str(exposure.workspace), WORKSPACE]
-    environment = dict(_INSIDE)
-    if exposure.gateway_socket is not None:
-        arguments += ["--ro-bind", str(exposure.gateway_socket), GATEWAY_SOCKET]
-        environment |= {"A3R_GATEWAY_SOCKET": GATEWAY_SOCKET, "A3R_GATEWAY_PORT": str(GATEWAY_PORT)}
-    for name, value in environment.items():
-        arguments += ["--setenv", name, value]
-    return [*arguments, "--remount-ro", "/", "--chdir", SCRATCH]
 
 
 def others_may_reach(path: Path, *, right: int = 0o4) -> bool:

@@ -13,12 +13,12 @@ from vibe.sandbox.bubblewrap import (
     BubblewrapSandbox,
     bubblewrap_obstacle,
     counts_processes_by_namespace,
-    interpreter,
     others_may_reach,
 )
 from vibe.sandbox.cgroups import ControlGroup
 from vibe.sandbox.plain import PlainSandbox
 from vibe.sandbox.process import Sandbox
+from vibe.sandbox.view import interpreter
 
 _log = logging.getLogger(__name__)
 _WRITABLE = "run where cgroups are writable: as root, or in a delegated systemd slice"

@@ -41,7 +41,8 @@ def test_a_child_dies_with_its_killed_parent(tmp_path):
     root = Path(__file__).parents[3]
     code = (
         "import sys, time; from pathlib import Path; from flows.processes import spawn;"
-        f"child = spawn([sys.executable, '-c', 'import time; time.sleep(60)'], folder=Path({str(tmp_path)!r}), name='c');"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)'];"
+        f"child = spawn(sleep, folder=Path({str(tmp_path)!r}), name='c');"
         "print(child.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=root, text=True)

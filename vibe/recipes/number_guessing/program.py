@@ -111,7 +111,7 @@ def demonstrations(seed: int) -> list[Dialogue]:
 def _game(instance: Instance, wording: str, choice: random.Random) -> Dialogue:
     task = _task("demonstration", instance, wording)
     game = environment(task)
-    guess = choice.choices((_guess_anywhere, _guess_within, _guess_middle), weights=(35, 30, 35))[0]
+    guess = choice.choices((_guess_anywhere, _guess_within, _guess_middle), weights=(30, 25, 45))[0]
     low, high, _ = instance
     left, right = low, high
     messages = [{"role": "user", "content": task.public["instruction"]}]
