@@ -172,6 +172,7 @@ class Budget(Config):
             raise UsageError("The budget is empty", next_step="write it like wall=8m or wall=2h,trials=12")
         if fields.get("wall_s") == 0 or fields.get("trials") == 0:
             raise UsageError(
-                "A budget of zero allows nothing", next_step="give one like wall=8m; the plan says the least that would do"
+                "A budget of zero allows nothing",
+                next_step="give one like wall=8m; the plan says the least that would do",
             )
         return parsed(cls, fields)

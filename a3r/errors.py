@@ -42,9 +42,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?", ":")) else text + "."
 
 
-def _rebuild(
-    kind: type[A3RError], what: str, why: str, next_step: str, state: dict[str, object]
-) -> A3RError:
+def _rebuild(kind: type[A3RError], what: str, why: str, next_step: str, state: dict[str, object]) -> A3RError:
     error = kind.__new__(kind)
     A3RError.__init__(error, what, why=why, next_step=next_step)
     error.__dict__.update(state)

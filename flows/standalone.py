@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import uvloop
 
 from a3r.config import TrialConfig
 from a3r.swarm.wire import Configure
@@ -32,5 +33,5 @@ def serve_standalone(
             f"Checkpoints and events: {place}. Ctrl-C ends it.\n"
         )
 
-    asyncio.run(serve_swarm(server, trial=trial, announce=announce))
+    uvloop.run(serve_swarm(server, trial=trial, announce=announce))
     return 0

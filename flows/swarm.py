@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+import uvloop
 from pydantic import Field
 
 from a3r.config import Config
@@ -210,6 +211,8 @@ async def serve_swarm(
     Raises EnvironmentNotReady when the model or the port cannot be had.
     """
     torch.set_num_threads(config.num_threads)
+    # The engine's thread gives up the interpreter at every operation and would wait 5 ms each time to get it back.
+    sys.setswitchinterval(2e-4)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
     policy = load_policy(resolve_model(config.model))
@@ -307,7 +310,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serve what the config file describes; an error that we raise on purpose is one line on stderr."""
     config = ServerConfig.model_validate_json(Path(arguments[0]).read_text())
     try:
-        asyncio.run(serve_swarm(config))
+        uvloop.run(serve_swarm(config))
     except A3RError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

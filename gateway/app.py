@@ -15,15 +15,17 @@ from typing import Annotated, Any, Protocol, TypeAlias
 import orjson
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from a3r.errors import A3RError, EngineFault, IllegalTransition, Refused
 from a3r.swarm.wire import Abort, Claim, Claimed, Configure, End, Ended, Lease, Status
 from gateway.calls import Answer
 from gateway.dialects import openai_chat
+from gateway.episode_routes import CLAIM_PATH, EPISODES_PREFIX, EpisodeRoutes, invalid
 from gateway.gateway import Gateway
 from gateway.keys import Claims, Role
 
+Dependency: TypeAlias = Callable[..., Awaitable[Claims]]
 Scope: TypeAlias = MutableMapping[str, Any]
 Event: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Event]]
@@ -53,6 +55,7 @@ class GatewayApp:
     def __init__(self, gateway: Gateway, *, api: FastAPI) -> None:
         self.api = api
         self._gateway = gateway
+        self._episodes = EpisodeRoutes(gateway.desk)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,8 +64,25 @@ class GatewayApp:
             await self._chat(scope, receive, send)
         elif _is_unix(scope) and not scope["path"].startswith("/v1/"):
             await _send_refusal(send, _not_here(), kind="refused")
+        elif scope["path"] == CLAIM_PATH or scope["path"].startswith(EPISODES_PREFIX):
+            await self._episode(scope, receive, send)
         else:
             await self.api(scope, receive, send)
+
+    async def _episode(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            token = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+            answer = await self._episodes.answer(
+                scope["method"],
+                scope["path"],
+                claims=lambda: _verified(self._gateway, token),
+                body=await _read(receive) if scope["method"] == "POST" else b"",
+            )
+            if answer is None:
+                raise Refused(f"There is no {scope['method']} {scope['path']}", status=404, code="no_route")
+            await _send_json(send, 200, answer, [])
+        except A3RError as error:
+            await _send_refusal(send, as_refusal(error), kind="refused")
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream: _Stream | None = None
@@ -157,13 +177,14 @@ def build_app(gateway: Gateway, controller: Controller) -> GatewayApp:
     api.add_exception_handler(A3RError, _on_error)
     api.add_exception_handler(RequestValidationError, _on_invalid)
 
-    def caller(request: Request) -> Claims:
+    # Asynchronous although they wait for nothing: FastAPI runs plain functions in a thread each time.
+    async def caller(request: Request) -> Claims:
         return _verified(gateway, request.headers.get("authorization", ""))
 
-    def admin(claims: Annotated[Claims, Depends(caller)]) -> Claims:
+    async def admin(claims: Annotated[Claims, Depends(caller)]) -> Claims:
         return claims.require(Role.ADMIN)
 
-    def client(claims: Annotated[Claims, Depends(caller)]) -> Claims:
+    async def client(claims: Annotated[Claims, Depends(caller)]) -> Claims:
         return claims.require(Role.CLIENT)
 
     _add_control(api, gateway, controller, admin=admin)
@@ -171,7 +192,7 @@ def build_app(gateway: Gateway, controller: Controller) -> GatewayApp:
     return GatewayApp(gateway, api=api)
 
 
-def _add_control(api: FastAPI, gateway: Gateway, controller: Controller, *, admin: Callable[..., Claims]) -> None:
+def _add_control(api: FastAPI, gateway: Gateway, controller: Controller, *, admin: Dependency) -> None:
     @api.post("/swarm/configure", dependencies=[Depends(admin)])
     async def configure(body: Configure) -> Status:
         await controller.configure(body)
@@ -188,9 +209,7 @@ def _add_control(api: FastAPI, gateway: Gateway, controller: Controller, *, admi
         return gateway.status()
 
 
-def _add_episodes(
-    api: FastAPI, gateway: Gateway, *, caller: Callable[..., Claims], client: Callable[..., Claims]
-) -> None:
+def _add_episodes(api: FastAPI, gateway: Gateway, *, caller: Dependency, client: Dependency) -> None:
     @api.get("/swarm/status", dependencies=[Depends(caller)])
     async def status() -> Status:
         return gateway.status()
@@ -204,8 +223,9 @@ def _add_episodes(
         return await gateway.desk.heartbeat(claims, episode_id)
 
     @api.get("/swarm/episodes/{episode_id}/transcript")
-    async def transcript(episode_id: str, claims: Annotated[Claims, Depends(caller)]) -> JSONResponse:
-        return JSONResponse((await gateway.desk.transcript(claims, episode_id)).as_json())
+    async def transcript(episode_id: str, claims: Annotated[Claims, Depends(caller)]) -> Response:
+        said = await gateway.desk.transcript(claims, episode_id)
+        return Response(orjson.dumps(said.as_json()), media_type="application/json")
 
     @api.post("/swarm/episodes/{episode_id}/end")
     async def end(episode_id: str, body: End, claims: Annotated[Claims, Depends(caller)]) -> Ended:
@@ -251,9 +271,7 @@ async def _on_error(_request: Request, error: Exception) -> JSONResponse:
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, RequestValidationError):
         raise error
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
-    return await _on_error(request, Refused(f"{path} does not fit", why=first["msg"], status=422, code="invalid"))
+    return await _on_error(request, invalid(error.errors()[0]))
 
 
 def _verified(gateway: Gateway, authorization: str) -> Claims:

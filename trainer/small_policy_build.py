@@ -40,7 +40,7 @@ class BuildConfig:
     """How long and how fast the warm start goes."""
 
     steps: int = 900
-    lr: float = 3e-3
+    lr: float = 2e-3
     batch_size: int = 32
     seed: int = 0
 

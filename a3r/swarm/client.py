@@ -72,14 +72,13 @@ class ClaimedEpisode:
         socket: str | None = None,
         environment: Channel | None = None,
     ) -> None:
-        """`base_url` ends with `/v1`; `socket` is the Unix socket to reach it through, if any."""
+        """`base_url` ends with `/v1`; `chat` goes through the Unix socket `socket` instead, where one is given."""
         self.id = id
         self.api_key = api_key
         self.base_url = base_url
         self.task_id = task_id
         self.kind = kind
         self.policy = policy
-        self._socket = socket
         self._environment = environment
         self._connections = Connections(Address(base_url.removesuffix("/v1"), socket_path=socket))
         self._threads: ThreadPoolExecutor | None = None
@@ -118,17 +117,11 @@ class ClaimedEpisode:
 
     def openai(self) -> OpenAI:
         """A client of the `openai` package for this episode. Raises EnvironmentNotReady without the package."""
-        httpx, openai = _openai_packages()
-        transport = None if self._socket is None else httpx.Client(transport=httpx.HTTPTransport(uds=self._socket))
-        return openai.OpenAI(base_url=self.base_url, api_key=self.api_key, http_client=transport)
+        return _openai_package().OpenAI(base_url=self.base_url, api_key=self.api_key)
 
     def async_openai(self) -> AsyncOpenAI:
         """The asynchronous twin of `openai`."""
-        httpx, openai = _openai_packages()
-        transport = (
-            None if self._socket is None else httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=self._socket))
-        )
-        return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=transport)
+        return _openai_package().AsyncOpenAI(base_url=self.base_url, api_key=self.api_key)
 
     def transcript(self) -> Transcript:
         """What was said so far, as the gateway recorded it."""
@@ -182,13 +175,11 @@ class SwarmClient:
         base_url: str | None = None,
         key: str | None = None,
         *,
-        socket: str | None = None,
         client_id: str | None = None,
     ) -> None:
-        """Address and client key default to A3R_SWARM_URL and A3R_SWARM_KEY. `socket` (or A3R_GATEWAY_SOCKET) is
-        what the claimed episodes' calls go through; the control plane is on TCP only.
+        """Address and client key default to A3R_SWARM_URL and A3R_SWARM_KEY.
 
-        Raises EnvironmentNotReady when address or key is missing.
+        Raises EnvironmentNotReady when one of them is missing.
         """
         url = base_url or os.environ.get("A3R_SWARM_URL")
         self._key = key or os.environ.get("A3R_SWARM_KEY") or ""
@@ -200,7 +191,6 @@ class SwarmClient:
             )
         self.client_id = client_id or f"client-{os.getpid()}-{os.urandom(3).hex()}"
         self.address = Address(url)
-        self._socket = socket or os.environ.get("A3R_GATEWAY_SOCKET")
         self._connections = Connections(self.address)
         self._pulse = _Pulse()
 
@@ -358,9 +348,8 @@ def _give_up(episode: ClaimedEpisode, reason: str) -> None:
         episode.abort(reason, ending=Ending.CLIENT_FAULT)
 
 
-def _openai_packages() -> tuple[Any, Any]:
+def _openai_package() -> Any:
     try:
-        import httpx
         import openai
     except ImportError as error:
         raise EnvironmentNotReady(
@@ -368,4 +357,4 @@ def _openai_packages() -> tuple[Any, Any]:
             why="it is an optional convenience of the client",
             next_step="pip install openai, or use episode.chat",
         ) from error
-    return httpx, openai
+    return openai

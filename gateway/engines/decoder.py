@@ -3,15 +3,14 @@
 Two of them, of which `decoder_for` takes the fitting one. `LeanDecoder` calls the parts of a Llama-family module
 itself, since most of a small model's time per step is Python and not arithmetic. `ModuleDecoder` runs the module's
 own forward and so serves any architecture that takes a 4-D mask and a cache.
-Shapes: B rows, T new tokens, S cached span, K key/value heads, D head size, H hidden size, V vocabulary.
+Shapes: B rows, T new tokens, D head size, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,22 +18,11 @@ from torch.nn import functional as F
 from transformers import Cache, PreTrainedModel
 
 from a3r.errors import UsageError
+from gateway.engines.cache import Row, SlotCache, Window, embedding_of
 
 _LEAN_FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
 _FIXED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles do not depend on the length of the sequence."""
-_SPAN_STEP = 16
-"""Spans are rounded up to this, so that few different shapes occur."""
-_FIRST_LENGTH = 128
-
-
-class Row(NamedTuple):
-    """New tokens of one slot."""
-
-    slot: int
-    start: int
-    """Tokens of the slot whose keys and values are kept."""
-    ids: Sequence[int]
 
 
 class Decoder(Protocol):
@@ -44,108 +32,9 @@ class Decoder(Protocol):
         """Logits [rows, V] after the last new token of each row; the rows' slots differ."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Where the new tokens of a step go and what they see.
-
-    A step computes B rows: the wanted ones, or, where they lie close together, the whole range of slots that they
-    lie in. A range is a view of the cache; picking rows means copying all that they see, which costs more than
-    computing some idle slots along.
-    """
-
-    ids: Tensor
-    """[B, T], right-padded."""
-    slots: Tensor
-    """[B]"""
-    positions: Tensor
-    """[B, T]"""
-    columns: Tensor
-    """[B, T], where new keys and values are stored; those of padding and idle slots in the spare last column."""
-    mask: Tensor
-    """[B, 1, T, S], added to attention scores."""
-    span: int
-    """S: longest row, rounded up."""
-    run: slice | None
-    """The range of slots, if it is one."""
-    wanted: Tensor
-    """Places of the wanted rows among the B."""
-    last: Tensor
-    """Place in T of each wanted row's last new token."""
-
-
-class SlotCache:
-    """Keys and values [num_slots, 2, K, length + 1, D] of every layer; `length` grows up to `max_length`."""
-
-    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
-        config = model.config.get_text_config()
-        weight = embedding_of(model)
-        num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.max_length = max_length
-        self._length = min(_FIRST_LENGTH, max_length)
-        self._device, self._dtype = weight.device, weight.dtype
-        shape = (num_slots, 2, num_heads, self._length + 1, head_dim)
-        self._kept = [weight.new_zeros(shape, requires_grad=False) for _ in range(config.num_hidden_layers)]
-        self._columns = torch.arange(max_length + 1, device=self._device)
-
-    def window(self, rows: Sequence[Row]) -> Window:
-        """Room for the rows' new tokens."""
-        width = max(len(row.ids) for row in rows)
-        span = max(row.start + len(row.ids) for row in rows)
-        span = min(-(-span // _SPAN_STEP) * _SPAN_STEP, self.max_length)
-        self._reserve(span)
-        places, run = _places(rows, width=width)
-        grid = [[0] * (width + 3)] * (run.stop - run.start if run else len(rows))
-        for place, row in zip(places, rows, strict=True):
-            grid[place] = [row.slot, row.start, len(row.ids), *row.ids, *[0] * (width - len(row.ids))]
-        numbers = torch.tensor(grid, device=self._device)
-        slots, starts, lengths = numbers[:, 0], numbers[:, 1:2], numbers[:, 2:3]
-        wanted = torch.tensor(places, device=self._device)
-        new = self._columns[:width]
-        positions = starts + new
-        mask = torch.zeros((len(grid), 1, width, span), dtype=self._dtype, device=self._device)
-        mask.masked_fill_(self._columns[:span] > positions[:, None, :, None], torch.finfo(self._dtype).min)
-        return Window(
-            ids=numbers[:, 3:],
-            slots=slots,
-            positions=positions.clamp(max=self.max_length - 1),
-            columns=torch.where(new < lengths, positions, self._length),
-            mask=mask,
-            span=span,
-            run=run,
-            wanted=wanted,
-            last=lengths[wanted, 0] - 1,
-        )
-
-    def exchange(self, layer: int, keys: Tensor, values: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [B, K, T, D]; give all that the rows see, [B, K, S, D]."""
-        kept = self._kept[layer]
-        rows, columns = window.slots[:, None], window.columns
-        if window.run is not None:
-            kept = kept[window.run]
-            rows = self._columns[: len(kept), None]
-        kept[rows, :, :, columns] = torch.stack((keys, values), dim=1).permute(0, 3, 1, 2, 4)
-        seen = kept[:, :, :, : window.span]
-        if window.run is None:
-            seen = seen.index_select(0, window.slots)
-        return seen[:, 0], seen[:, 1]
-
-    def _reserve(self, span: int) -> None:
-        if span <= self._length:
-            return
-        more = min(max(span, 2 * self._length), self.max_length) - self._length
-        self._length += more
-        self._kept = [F.pad(kept, (0, 0, 0, more)) for kept in self._kept]
-
-
-def _places(rows: Sequence[Row], *, width: int) -> tuple[list[int], slice | None]:
-    """Where each row is computed, and the range of slots if a range is computed."""
-    first, end = min(row.slot for row in rows), max(row.slot for row in rows) + 1
-    # Idle slots cost as much as others: one more for every three when decoding, none with a prompt.
-    if (end - first) * 3 <= len(rows) * (4 if width == 1 else 3):
-        return [row.slot - first for row in rows], slice(first, end)
-    return list(range(len(rows))), None
+    def clear(self) -> None:
+        """Wipe every slot, after a step that gave numbers that are not finite."""
+        ...
 
 
 class LeanDecoder:
@@ -164,27 +53,30 @@ class LeanDecoder:
     def extend(self, rows: Sequence[Row]) -> Tensor:
         window = self._cache.window(rows)
         cos, sin = self._cos[window.positions][:, None], self._sin[window.positions][:, None]  # [B, 1, T, D]
-        hidden = self._body.embed_tokens(window.ids)  # [B, T, H]
+        hidden = self._body.embed_tokens(window.ids.flatten())  # [B * T, H]: matmuls of two dimensions are faster
         for index, layer in enumerate(self._body.layers):
             normed = _normed(layer.input_layernorm, hidden)
             hidden = hidden + self._attend(index, layer.self_attn, normed, window, cos, sin)
             hidden = hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden))
-        return self._head(_normed(self._body.norm, _last(hidden, window)))
+        return self._head(_normed(self._body.norm, hidden.index_select(0, window.last)))
+
+    def clear(self) -> None:
+        self._cache.clear()
 
     def _attend(self, index: int, part: Any, hidden: Tensor, window: Window, cos: Tensor, sin: Tensor) -> Tensor:
-        shape = (*hidden.shape[:2], -1, part.head_dim)
+        shape = (*window.ids.shape, -1, part.head_dim)  # [B, T, heads, D]
         query = part.q_proj(hidden).view(shape)
         key = part.k_proj(hidden).view(shape)
+        value = part.v_proj(hidden).view(shape).transpose(1, 2)
         if hasattr(part, "q_norm"):
             query, key = _normed(part.q_norm, query), _normed(part.k_norm, key)
-        both = _rotated(torch.cat((query, key), dim=2).transpose(1, 2), cos, sin)
-        query, key = both.split((query.shape[2], key.shape[2]), dim=1)
-        value = part.v_proj(hidden).view(shape).transpose(1, 2)
+        heads = query.shape[2], key.shape[2]
+        query, key = _rotated(torch.cat((query, key), dim=2).transpose(1, 2), cos, sin).split(heads, dim=1)
         keys, values = self._cache.exchange(index, key, value, window)
         attended = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=window.mask, scale=part.scaling, enable_gqa=key.shape[1] != query.shape[1]
+            query, keys, values, attn_mask=window.mask, scale=part.scaling, enable_gqa=heads[0] != heads[1]
         )
-        return part.o_proj(attended.transpose(1, 2).flatten(2))
+        return part.o_proj(attended.transpose(1, 2).reshape(len(hidden), -1))
 
 
 class ModuleDecoder:
@@ -206,7 +98,10 @@ class ModuleDecoder:
             use_cache=True,
             **{self._cache_name: _WindowCache(self._cache, window)},
         )
-        return self._head(_last(output.last_hidden_state, window))
+        return self._head(output.last_hidden_state.flatten(0, 1).index_select(0, window.last))
+
+    def clear(self) -> None:
+        self._cache.clear()
 
 
 class _WindowCache(Cache):
@@ -229,22 +124,16 @@ class _WindowCache(Cache):
 def decoder_for(model: PreTrainedModel, *, num_slots: int, max_length: int) -> Decoder:
     """The fastest decoder that knows the model.
 
-    Raises UsageError when no decoder gives the logits of the model's own forward, or when its attention window is
-    shorter than `max_length`.
+    Raises UsageError when that does not give the logits of the model's own forward.
     """
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < max_length:
-        raise _unservable(model, f"it looks back over {window} tokens only, and calls may have {max_length}")
     kind = LeanDecoder if is_lean(model) else ModuleDecoder
-    _check(model, kind(model, SlotCache(model, num_slots=2, max_length=16)))
+    try:
+        gap = _gap(model, kind(model, SlotCache(model, num_slots=2, max_length=16)))
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise _unservable(model, f"it does not take a cache of keys and values: {error}") from error
+    if not gap <= (1e-4 if embedding_of(model).dtype == torch.float32 else 5e-2):
+        raise _unservable(model, f"its logits came out differently, by {gap:.2g} of the largest")
     return kind(model, SlotCache(model, num_slots=num_slots, max_length=max_length))
-
-
-def embedding_of(model: PreTrainedModel) -> Tensor:
-    """The input embedding [V, H]; device and dtype of the model."""
-    embedding: Any = model.get_input_embeddings()
-    return embedding.weight
 
 
 def is_lean(model: PreTrainedModel) -> bool:
@@ -254,18 +143,15 @@ def is_lean(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def _check(model: PreTrainedModel, decoder: Decoder) -> None:
-    """Compare a prompt, a continuation and a padded row with the model's own forward."""
+def _gap(model: PreTrainedModel, decoder: Decoder) -> float:
+    """Largest difference between decoder and model on a prompt and on a padded continuation, relative to the logits."""
     vocab_size = model.config.get_text_config().vocab_size
     probe = [token % vocab_size for token in (5, 3, 8, 1, 9, 2)]
-    device = embedding_of(model).device
-    expected = model(input_ids=torch.tensor([probe], device=device), use_cache=False).logits[0]
+    expected = model(input_ids=torch.tensor([probe], device=embedding_of(model).device), use_cache=False).logits[0]
     decoder.extend([Row(1, 0, probe[:3])])
     ours = decoder.extend([Row(0, 0, probe), Row(1, 3, probe[3:5])])
-    gap = (ours - expected[[5, 4]]).abs().max().item()
-    allowed = (1e-4 if expected.dtype == torch.float32 else 5e-2) * max(1.0, expected.abs().max().item())
-    if not gap <= allowed:
-        raise _unservable(model, f"its logits came out differently, by {gap:.2g}")
+    gap = (ours - expected[[5, 4]]).abs().max() / expected.abs().max()
+    return gap.item()
 
 
 def _unservable(model: PreTrainedModel, why: str) -> UsageError:
@@ -274,11 +160,6 @@ def _unservable(model: PreTrainedModel, why: str) -> UsageError:
         why=why,
         next_step="serve it with vLLM, or choose a model such as Qwen2, Qwen3 or Llama",
     )
-
-
-def _last(hidden: Tensor, window: Window) -> Tensor:
-    """Hidden states of each wanted row's last new token: [wanted, H]."""
-    return hidden[window.wanted, window.last]
 
 
 def _normed(norm: Any, hidden: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from a3r.episode import FinishReason
 from a3r.errors import EngineFault, Refused
 from gateway.engine import Completion, Sampling
-from gateway.engines.decoder import Row, decoder_for
+from gateway.engines.cache import Row, longest
+from gateway.engines.decoder import decoder_for
 from gateway.engines.sampling import draw
 from gateway.engines.slots import Slot, forget, take_slot
 
@@ -69,13 +70,13 @@ class HFEngine:
     """
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int = 64, max_length: int = 1024, seed: int = 0) -> None:
-        """`num_slots`: calls computed at once; `max_length`: most tokens of prompt and reply together; `seed`: of
-        calls that bring none.
+        """`num_slots`: calls computed at once; `max_length`: most tokens of prompt and reply together, where the
+        model takes as many; `seed`: of calls that bring none.
 
         Raises UsageError for a model that cannot be served here.
         """
-        self._decoder = decoder_for(model, num_slots=num_slots, max_length=max_length)
-        self._max_length = max_length
+        self._max_length = min(max_length, longest(model))
+        self._decoder = decoder_for(model, num_slots=num_slots, max_length=self._max_length)
         self._seed = seed
         self._slots = [Slot(index) for index in range(num_slots)]
         self._waiting: deque[_Call] = deque()
@@ -229,7 +230,7 @@ class HFEngine:
     def _free(self, call: _Call) -> None:
         self._running.remove(call)
         call.seat.is_busy = False
-        if call.version != self._version or not call.seat.session:
+        if not call.seat.session:
             forget(call.seat)
 
     def _step(self) -> None:
@@ -252,8 +253,18 @@ class HFEngine:
             call.seat.used_at = self._num_steps
             call.ids.append(token)
             call.logprobs.append(logprob)
-            if not math.isfinite(logprob):
-                call.fault = EngineFault("The policy gave no probabilities", why="its logits are not finite")
+        if not all(map(math.isfinite, logprobs)):
+            self._give_up_running()
+
+    def _give_up_running(self) -> None:
+        """The weights are not fit to sample from. The engine goes on: better ones may be published."""
+        fault = EngineFault("The policy gives no probabilities", why="its logits are not finite")
+        with self._changed:
+            for call in self._running:
+                call.fault = fault
+            for slot in self._slots:
+                forget(slot)
+            self._decoder.clear()
 
     def _hand_out(self) -> None:
         """Tell event loops about sampled tokens and finished calls, one wake-up a loop."""

@@ -14,7 +14,7 @@ app = App(name="model", help="Build, export and talk to policies.")
 
 
 @app.command(name="build-small")
-def build_small(*, out: Path = Path("small_policy"), seed: int = 0) -> int:
+def build_small(*, out: Path, seed: int = 0, steps: int | None = None) -> int:
     """Rebuild the shipped small policy from its seed: bit-equal on one machine, equally good elsewhere.
 
     Parameters
@@ -23,11 +23,15 @@ def build_small(*, out: Path = Path("small_policy"), seed: int = 0) -> int:
         Folder to write the Hugging Face files to.
     seed
         Seed of the initial weights, the dialogues and their order.
+    steps
+        Warm-start steps; fewer for a quick look.
     """
     from flows.small_policy import build
 
-    folder = build(out.expanduser().absolute(), seed=seed)
+    folder = out.expanduser().absolute()
+    metrics = build(folder, seed=seed, steps=steps)
     sys.stdout.write(f"{folder}\n")
+    sys.stderr.write("".join(f"{name} {value:.4g}\n" for name, value in metrics.items()))
     return 0
 
 
