@@ -80,7 +80,7 @@ class TrainerConfig(Config):
     """Tasks (groups) a batch is made of."""
     group_size: int = Field(default=8, ge=2)
     """Episodes of one task, gathered before an advantage is computed."""
-    num_minibatches: int = Field(default=2, ge=1)
+    num_minibatches: int = Field(default=4, ge=1)
     """Optimiser steps a batch is split into, by whole groups."""
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Temperature that training episodes sample at and that the learner applies to its logits."""

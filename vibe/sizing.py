@@ -27,15 +27,15 @@ class Rates(Config):
     """What work costs in wall time. The defaults are for the small policy on two CPU cores; measured ones replace
     them."""
 
-    turn_s: float = Field(default=0.004, gt=0)
+    turn_s: float = Field(default=0.0065, gt=0)
     """One turn of one episode through the gateway, when as many run at once as the judge allows."""
-    update_s: float = Field(default=0.4, ge=0)
+    update_s: float = Field(default=0.65, ge=0)
     """One policy update on 128 episodes, with publishing the weights; it grows with the episodes."""
     trial_overhead_s: float = Field(default=5.0, ge=0)
     """Start and end of a trial."""
-    fixed_s: float = Field(default=30.0, ge=0)
+    fixed_s: float = Field(default=35.0, ge=0)
     """A campaign's own work: the Program and its gates before the trials, the report after them."""
-    basis: str = "assumed rates for the small policy on two CPU cores"
+    basis: str = "rates of the small policy on a slow machine of two cores; this lab has none of its own yet"
     """Where the figures come from, as the plan will say."""
 
 
