@@ -16,6 +16,8 @@ BUDGET_SHARE = 0.75
 MIN_SEEDS, USUAL_SEEDS, MAX_SEEDS = 2, 3, 5
 MIN_UPDATES = 10
 """Fewest updates that a training trial is planned with."""
+ENOUGH_UPDATES = 16
+"""Updates from which on a third seed is worth more than further updates."""
 MIN_SEARCHED, MAX_SEARCHED = 4, 24
 _SEARCH_UPDATES = 30
 """Updates that a searched setting gets before more settings are tried."""
@@ -113,7 +115,7 @@ def _fitted_comparison(least: Size, *, costs: Costs, budget: Budget) -> Size:
     """A third seed is worth more than further updates, as long as the updates are not too few to learn from;
     further seeds come when all updates fit."""
     wanted = costs.base.trainer.num_updates
-    usual = Size(least.num_settings, USUAL_SEEDS, min(wanted, 2 * MIN_UPDATES))
+    usual = Size(least.num_settings, USUAL_SEEDS, min(wanted, ENOUGH_UPDATES))
     start = usual if _fits(usual, costs=costs, budget=budget) else least
     size = replace(start, num_updates=most_updates(start, costs=costs, budget=budget))
     while size.num_updates == wanted and size.num_seeds < MAX_SEEDS:

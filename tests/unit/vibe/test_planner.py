@@ -12,11 +12,12 @@ from vibe.planner import plan
 from vibe.sizing import BUDGET_SHARE, MIN_SEEDS, MIN_UPDATES, Rates
 
 BASE = TrialConfig()
+RATES = Rates(turn_s=0.004, update_s=0.4, fixed_s=30.0, basis="the rates of these tests")
 
 
 def planned(text: str, *, budget: str | None = None, kind: BriefKind = BriefKind.RESEARCH, **more: object) -> Plan:
     granted = Budget.parse(budget) if budget else None
-    return plan(text, brief=understand(text, kind=kind), budget=granted, base=BASE, **more)
+    return plan(text, brief=understand(text, kind=kind), budget=granted, base=BASE, **{"rates": RATES, **more})
 
 
 def levels(p: Plan, path: str) -> list:
