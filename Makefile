@@ -27,8 +27,8 @@ tools:
 demo: install ## a real campaign on CPU to a report, about ten minutes
 	@$(BIN)/a3r research "Does a learning rate of 3e-4 train the small policy better at signalling than 1e-5?" --budget wall=8m --yes
 
-demo-full: install ## rank four learning rates over three seeds, up to forty minutes
-	@$(BIN)/a3r research "Which learning rate is best for signalling: 1e-5, 1e-4, 3e-4 or 1e-3?" --budget wall=38m --yes
+demo-full: install ## rank four learning rates over three seeds, about twenty minutes
+	@$(BIN)/a3r research "Which learning rate is best for signalling: 1e-5, 1e-4, 3e-4 or 1e-3?" --budget wall=24m --yes
 
 test: install check ## static checks and the fast tests
 	@$(BIN)/python -m pytest
