@@ -99,6 +99,8 @@ class ScriptedEngine:
         for token in self._script(prompt_ids, sampling)[: sampling.max_tokens]:
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
+            if self._is_closed:
+                raise EngineFault("The engine is closed")
             sampled.append(token)
             if on_token is not None:
                 on_token(token)

@@ -29,7 +29,7 @@ _SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 512,
-    "initializer_range": 0.3,
+    "initializer_range": 0.15,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,

@@ -6,11 +6,10 @@ import asyncio
 import json
 
 import httpx
-import openai
 import pytest
 
 from a3r.episode import EpisodeKind
-from a3r.errors import EnvironmentNotReady
+from a3r.errors import EnvironmentNotReady, Refused
 from a3r.swarm.client import ClaimedEpisode
 from gateway.engines.scripted import ScriptedEngine
 from gateway.history import read_turns
@@ -247,10 +246,9 @@ async def test_the_unix_socket_serves_replies_and_nothing_else(start, make_trial
         id=episode.id, api_key=episode.api_key, base_url="http://gateway/v1", task_id="task", socket=str(swarm.socket)
     )
     assert await asyncio.to_thread(inside.chat, [USER]) == "hello world"
-    reply = await inside.async_openai().chat.completions.create(model="small", messages=[USER])
-    assert reply.choices[0].message.content == "hello world"
-    with pytest.raises(openai.PermissionDeniedError):
-        await inside.async_openai().post(f"http://gateway/swarm/episodes/{episode.id}/end", cast_to=object)
+    with pytest.raises(Refused) as refused:
+        await asyncio.to_thread(inside.end, 1.0)
+    assert (refused.value.status, refused.value.code) == (403, "wrong_socket")
 
 
 async def test_models_lists_the_policy(start, make_trial):

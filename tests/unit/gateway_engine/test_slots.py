@@ -14,8 +14,8 @@ def test_a_session_goes_on_in_the_slot_that_holds_most_of_its_prompt() -> None:
     slots = [Slot(0, "a", [1, 2]), Slot(1, "a", [1, 2, 3, 4]), Slot(2, "b", [1, 2, 3, 4, 5])]
     taken = take_slot(slots, [1, 2, 3, 4, 5, 6], session="a")
     assert taken is slots[1]
-    assert taken.ids == [1, 2, 3, 4]
-    assert taken.is_busy
+    assert slots[1].ids == [1, 2, 3, 4]
+    assert slots[1].is_busy
 
 
 def test_what_differs_from_the_prompt_is_cut() -> None:
@@ -28,7 +28,7 @@ def test_another_dialogue_of_a_session_takes_a_slot_of_its_own() -> None:
     slots = [Slot(0, "a", [1, 2, 3, 4, 5, 6], used_at=9), Slot(1, used_at=8)]
     taken = take_slot(slots, [1, 7, 7, 7], session="a")
     assert taken is slots[1]
-    assert taken.ids == []
+    assert slots[1].ids == []
     assert slots[0].ids == [1, 2, 3, 4, 5, 6]
 
 
