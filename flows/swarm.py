@@ -122,8 +122,7 @@ class Optimiser:
             )
         self._gateway.boot()
         try:
-            learner, consumed = await self._compute(partial(_load, trial, self._policy))
-            await self._engine.publish(learner.version)
+            learner, consumed = await self._load(trial)
             await self._gateway.open_trial(trial, consumed=consumed)
         except A3RError:
             await self._gateway.close_trial()
@@ -131,6 +130,16 @@ class Optimiser:
         self._training = asyncio.create_task(
             self._train(trial, learner, list(consumed)), name=f"train {trial.trial_id}"
         )
+
+    async def _load(self, trial: Configure) -> tuple[Learner, tuple[str, ...]]:
+        """The trial's weights into the shared module, while the engine computes nothing."""
+        await self._engine.pause()
+        try:
+            learner, consumed = await self._compute(partial(_load, trial, self._policy))
+            await self._engine.publish(learner.version)
+        finally:
+            await self._engine.resume()
+        return learner, consumed
 
     async def stop(self) -> None:
         """End the trial; episodes that run are stopped. Harmless when none runs."""

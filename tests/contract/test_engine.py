@@ -9,7 +9,7 @@ import pytest
 
 from a3r.episode import FinishReason
 from a3r.errors import EngineFault
-from gateway.engine import Engine, Sampling
+from gateway.engine import Completion, Engine, Sampling
 from gateway.engines.hf import HFEngine
 from gateway.engines.scripted import ScriptedEngine
 from tests.fakes.tiny_models import tiny_model
@@ -39,7 +39,7 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     await opened.close()
 
 
-async def begun(engine: Engine, sampling: Sampling = LONG, *, session: str = "") -> asyncio.Task[object]:
+async def begun(engine: Engine, sampling: Sampling = LONG, *, session: str = "") -> asyncio.Task[Completion]:
     """A call that has sampled its first token."""
     sampled = asyncio.Event()
     call = asyncio.create_task(
@@ -120,7 +120,8 @@ async def test_pausing_an_idle_or_paused_engine_returns(engine: Engine) -> None:
     await asyncio.wait_for(engine.pause(), 5)
     await asyncio.wait_for(engine.pause(), 5)
     await engine.resume()
-    await asyncio.wait_for(engine.generate([1], Sampling(max_tokens=1)), 20)
+    completion = await asyncio.wait_for(engine.generate([1], Sampling(max_tokens=1)), 20)
+    assert len(completion.ids) == 1
 
 
 async def test_a_cancelled_call_does_not_hold_up_a_pause(engine: Engine) -> None:
@@ -128,13 +129,15 @@ async def test_a_cancelled_call_does_not_hold_up_a_pause(engine: Engine) -> None
     call.cancel()
     await asyncio.wait_for(engine.pause(), 5)
     await engine.resume()
+    assert call.cancelled()
 
 
 async def test_releasing_sessions_is_harmless(engine: Engine) -> None:
     await engine.release("never seen")
     call = await begun(engine, Sampling(max_tokens=20), session="a")
     await engine.release("a")
-    await asyncio.wait_for(call, 20)
+    completion = await asyncio.wait_for(call, 20)
+    assert len(completion.ids) > 1
 
 
 async def test_closing_fails_calls_in_flight_and_later_ones(engine: Engine) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from a3r.campaign import EventKind, TrialState, Verdict
+from a3r.plan import BriefKind
 from a3r.store.records import Event
 from a3r.store.store import Store
 from flows.record import Standing, TrialStanding, is_baseline, new_events, open_store, standing
@@ -178,7 +179,9 @@ def _effect(verdict: Verdict) -> str:
 
 
 def _next(now: Standing) -> str:
-    trained = any(t.trial.state is TrialState.FINISHED and t.updates for t in now.trials)
-    if trained:
-        return f'a3r episodes {now.campaign.id}   or   a3r model chat {now.campaign.id} --message "…"'
-    return f"a3r status {now.campaign.id}"
+    campaign_id = now.campaign.id
+    if not any(t.trial.state is TrialState.FINISHED and t.updates for t in now.trials):
+        return f"a3r status {campaign_id}"
+    if now.campaign.kind is BriefKind.TRAIN:
+        return f'a3r model chat {campaign_id} --message "…"   or   a3r model export {campaign_id} --to my_policy'
+    return f'a3r episodes {campaign_id}   or   a3r model chat {campaign_id} --message "…"'

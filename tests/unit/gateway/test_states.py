@@ -16,6 +16,7 @@ def test_a_training_loop_is_a_legal_walk():
         S.WEIGHT_EXPORTING, S.ROLLING, S.OFFLINE,
     ):  # fmt: skip
         state = moved(state, to)
+    assert state is S.OFFLINE
 
 
 def test_every_other_move_is_refused_with_both_ends_named():
