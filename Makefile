@@ -31,7 +31,8 @@ demo-full: install ## rank four learning rates over three seeds, about twenty mi
 	@$(BIN)/a3r research "Which learning rate is best for signalling: 1e-5, 1e-4, 3e-4 or 1e-3?" --budget wall=24m --yes
 
 test: install check ## static checks and the fast tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/contract tests/integration
+	@$(BIN)/python -m pytest tests/e2e
 
 check: $(STAMP) ## ruff, pyright, import contracts, dead code
 	@bash scripts/check.sh

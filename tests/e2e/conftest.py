@@ -28,7 +28,7 @@ class CommandLine:
     def store(self) -> Store:
         return Store(f"sqlite:///{self.home / 'a3r.db'}")
 
-    def run(self, *arguments: str, timeout_s: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout_s: float = 600, **variables: str) -> subprocess.CompletedProcess[str]:
         hidden = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "A3R_CODER_MODEL", "PREFECT_API_URL", "MLFLOW_TRACKING_URI")
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
         return subprocess.run(
