@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 from a3r.campaign import CampaignState, TrialState
 from flows.report import verify_report
@@ -26,7 +27,7 @@ def test_a_sentence_becomes_a_report_whose_numbers_resolve(a3r):
     assert all(store.series(trial.id, "eval/success") for trial in trials)
     mismatch = [store.series(t.id, "train/mismatch_max") for t in trials if t.config.trainer.num_updates]
     assert all(point.value <= 1e-5 for series in mismatch for point in series)
-    assert verify_report(store, end["report"]) == []
+    assert verify_report(store, Path(end["report"])) == []
 
 
 def test_a_killed_campaign_goes_on_and_repeats_no_finished_trial(a3r):
