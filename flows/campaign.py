@@ -22,6 +22,7 @@ from flows.desk import Cancelled, Desk, owner_of
 from flows.experiment import experiment
 from flows.experiment import judge as judge_experiment
 from flows.judge import tasks_sha256
+from flows.llm_settings import forget_llm_settings
 from flows.processes import ProcessIdentity
 from flows.programming import write_checked_program
 from flows.report import write_report
@@ -106,6 +107,8 @@ def _conclude(desk: Desk, state: CampaignState, *, reason: str = "") -> None:
     for row in desk.store.experiments(desk.campaign_id):
         if desk.store.scores(row.id):
             judge_experiment(desk, row.id)
+    if not state.is_resumable:
+        forget_llm_settings(desk.folder)
     desk.end(state, reason=reason)
     paths = write_report(desk.store, desk.campaign_id, desk.folder / "report", links=dict(desk.campaign.links))
     desk.store.add_links(desk.campaign_id, {"report": str(paths.html)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from a3r.config import TrialConfig
@@ -11,6 +11,7 @@ from a3r.plan import Brief
 from a3r.store.records import ProgramRecord
 from flows.desk import Desk, judge_assignment
 from flows.gate_tools import REHEARSAL_TEMPERATURE, open_gate_tools
+from flows.llm_settings import llm_settings
 from flows.play import Exam
 from vibe.authoring import Attempt, write_program
 from vibe.coder import Coder, OpenAICoder, RecipeCoder
@@ -22,12 +23,12 @@ from vibe.workspace import Workspace
 CODERS = ("recipes", "openai")
 
 
-def coder_named(name: str) -> Coder:
+def coder_named(name: str, *, environment: Mapping[str, str]) -> Coder:
     """The coder a person asked for. Raises UsageError for an unknown name, EnvironmentNotReady without its key."""
     if name == "recipes":
         return RecipeCoder()
     if name == "openai":
-        return OpenAICoder(LLM.from_environment(os.environ))
+        return OpenAICoder(LLM.from_environment(environment))
     raise UsageError(f"There is no coder {name!r}", next_step=f"use one of {', '.join(CODERS)}")
 
 
@@ -51,7 +52,7 @@ async def write_checked_program(desk: Desk) -> ProgramRecord:
     async with open_gate_tools(brief, exam=_exam(brief), sandbox=sandbox, server=server, rehearsal=rehearsal) as tools:
         program = await write_program(
             brief,
-            coder=coder_named(coder_name),
+            coder=coder_named(coder_name, environment=llm_settings(desk.folder)),
             workspace=Workspace.create(desk.folder / "program"),
             tools=tools,
             on_attempt=on_attempt,

@@ -13,6 +13,7 @@ from a3r.plan import BriefKind, Plan
 from a3r.store.store import Store
 from flows.deployment import hand_over
 from flows.lab import Lab
+from flows.llm_settings import keep_llm_settings
 from flows.rates import measured_rates
 from flows.record import named_campaign
 from flows.services import bring_up
@@ -55,7 +56,7 @@ def _check_environment(order: Order) -> None:
     from flows.model_folder import check_model
     from flows.programming import coder_named
 
-    coder_named(order.coder)
+    coder_named(order.coder, environment=os.environ)
     check_model(order.base.model)
     choose_sandbox(code_is_shipped=order.coder == "recipes", asked=order.sandbox)
 
@@ -65,6 +66,8 @@ def submit(order: Order, plan: Plan, *, notify: Callable[[str], None]) -> str:
     lab = Lab.locate()
     store = Store(lab.store_url)
     campaign = store.create_campaign(plan, options={"coder": order.coder, "sandbox": order.sandbox})
+    if order.coder != "recipes":
+        keep_llm_settings(lab.campaign_folder(campaign.id), os.environ)
     try:
         notify(f"campaign {campaign.id}: starting services")
         os.environ.update(bring_up(lab).environment())

@@ -177,5 +177,5 @@ def no_program(draft: Draft) -> CoderFault:
     return CoderFault(
         f"The coder's answer holds no {PROGRAM_FILE}",
         why=f"it said: {said!r}" if said else "the answer is empty",
-        next_step="try again, or use another model or the offline coder (--coder recipe)",
+        next_step="try again, or use another model or the offline coder (--coder recipes)",
     )

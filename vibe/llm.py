@@ -17,7 +17,7 @@ from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
 from a3r.episode import Message
 from a3r.errors import CoderFault, EnvironmentNotReady
 
-_NEXT = "check OPENAI_BASE_URL, OPENAI_API_KEY and A3R_CODER_MODEL, or use the offline coder (--coder recipe)"
+_NEXT = "check OPENAI_BASE_URL, OPENAI_API_KEY and A3R_CODER_MODEL, or use the offline coder (--coder recipes)"
 _CHARACTERS_PER_TOKEN = 4
 
 
@@ -74,7 +74,7 @@ class LLM:
                 "No LLM coder is configured: " + " and ".join(missing) + " not set",
                 why="writing a Program with a language model needs an OpenAI-compatible endpoint",
                 next_step="set OPENAI_API_KEY and A3R_CODER_MODEL, and OPENAI_BASE_URL for an endpoint other than "
-                "OpenAI's own, or use the offline coder (--coder recipe)",
+                "OpenAI's own, or use the offline coder (--coder recipes)",
             )
         key, url = environ["OPENAI_API_KEY"], environ.get("OPENAI_BASE_URL") or None
         if not (key.isascii() and key.isprintable()):

@@ -70,7 +70,8 @@ def test_an_llm_that_writes_nonsense_ends_the_campaign_with_its_record(a3r):
         lines = a3r.lines("train", TASK, *TINY, "--coder", "openai", expect=1, **coder_variables(endpoint.base_url))
     campaign = a3r.store.campaign(lines[-1]["campaign"])
     assert campaign.state is CampaignState.FAILED
-    assert "program" in campaign.reason.lower()
+    assert "no Program" in campaign.reason or "program.py" in campaign.reason, campaign.reason
+    assert len(endpoint.requests) == 2
     assert a3r.run("status", campaign.id).returncode == 0
 
 
