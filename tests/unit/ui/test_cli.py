@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ui.cli.commands import COMMANDS
 from ui.cli.screen import duration, setting_text
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +45,7 @@ def a3r(*arguments, home, **variables):
         (["research", "Which learning rate is best?"], 3, "--yes"),
         (["status"], 9, "no campaign"),
         (["report", "c-none"], 9, "c-none"),
-        (["reserch"], 2, "--help"),
+        (["reserch"], 2, "a3r research"),
     ],
 )
 def test_bad_input_is_one_line_with_what_why_and_next(arguments, code, says, tmp_path):
@@ -75,6 +76,21 @@ def test_help_pays_for_nothing_heavy():
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     heavy = {"torch", "prefect", "mlflow", "optuna", "sqlmodel", "sqlalchemy", "transformers", "pydantic", "openai"}
     assert heavy.isdisjoint(loaded.stdout.split())
+
+
+def test_help_lists_every_command_and_each_one_loads(tmp_path):
+    shown = a3r("--help", home=tmp_path)
+    assert shown.returncode == 0
+    for command in COMMANDS.values():
+        assert f"  {command.name}" in shown.stdout
+        loaded = command.load()
+        assert command.name in (getattr(loaded, "__name__", None), *getattr(loaded, "name", ()))
+
+
+def test_a_mistyped_command_is_told_its_neighbour(tmp_path):
+    done = a3r("resarch", home=tmp_path)
+    assert done.returncode == 2
+    assert "a3r research" in done.stderr
 
 
 def test_durations_and_settings_read_well():
