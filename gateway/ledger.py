@@ -45,7 +45,7 @@ class TrialRow(Books, table=True):
     created_at: float
 
 
-class EpisodeRow(Books, table=True):
+class EpisodeTable(Books, table=True):
     __tablename__ = "episode"  # pyright: ignore[reportAssignmentType]
     __table_args__ = (UniqueConstraint("trial_id", "claim_id"),)
     id: str = Field(primary_key=True)
@@ -74,6 +74,33 @@ class EpisodeRow(Books, table=True):
     fate_version: int | None = None
     """Policy version that the update which decided the fate led to."""
     claimed_at: float
+    ended_at: float | None = None
+
+
+@dataclass(slots=True)
+class EpisodeRow:
+    """One row of that table while its episode runs: plain, since every call of the episode reads it."""
+
+    id: str
+    trial_id: str
+    task_id: str
+    kind: str
+    policy: str
+    client_id: str
+    claim_id: str
+    lease_s: float
+    temperature: float | None
+    version: int
+    claimed_at: float
+    lease_epoch: int = 0
+    group_index: int = 0
+    place: int = 0
+    state: str = OPEN
+    reason: str = ""
+    reward: float | None = None
+    components: str = "{}"
+    fate: str | None = None
+    fate_version: int | None = None
     ended_at: float | None = None
 
 
@@ -125,7 +152,7 @@ class TurnValues(TypedDict):
 
 
 _EPISODES = Books.metadata.tables["episode"]
-_INSERT = {kind: insert(kind) for kind in (TrialRow, EpisodeRow, TurnRow)}
+_INSERT_TRIAL, _INSERT_EPISODE, _INSERT_TURN = (insert(kind) for kind in (TrialRow, EpisodeTable, TurnRow))
 _END = (
     update(_EPISODES)
     .where(_EPISODES.c.id == bindparam("episode"))
@@ -177,11 +204,13 @@ class Ledger:
 
     def add(self, row: TrialRow | EpisodeRow) -> asyncio.Future[None]:
         """Insert a trial or an episode."""
-        return self._write(_INSERT[type(row)], [row.model_dump()])
+        if isinstance(row, TrialRow):
+            return self._write(_INSERT_TRIAL, [row.model_dump()])
+        return self._write(_INSERT_EPISODE, [{name: getattr(row, name) for name in EpisodeRow.__slots__}])
 
     def add_turns(self, turns: Sequence[TurnValues]) -> asyncio.Future[None]:
         """Insert the turns of one call, all or none."""
-        return self._write(_INSERT[TurnRow], turns)
+        return self._write(_INSERT_TURN, turns)
 
     def end_episode(
         self,

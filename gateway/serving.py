@@ -72,6 +72,7 @@ async def serve(
         app,
         http="httptools",
         lifespan="off",
+        proxy_headers=False,
         access_log=False,
         log_level="warning",
         timeout_keep_alive=75,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import orjson
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -27,6 +28,7 @@ _MARK = "\u2042a3r-bridge\u2042"
 _STAND_IN: tuple[Message, ...] = ({"role": "user", "content": "-"}, {"role": "assistant", "content": _MARK})
 _SHORT = 256
 """Characters up to which ids are cached: replies and observations of small tasks repeat."""
+_MAX_BRIDGES = 4096
 _KEPT_SPECIALS = frozenset({"<tool_call>", "</tool_call>", "<think>", "</think>"})
 
 
@@ -46,6 +48,7 @@ class ChatTemplate:
         self._encode_short = lru_cache(maxsize=4096)(
             lambda text: tuple(self._backend.encode(text, add_special_tokens=False).ids)
         )
+        self._bridges: dict[bytes, list[int]] = {}
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self._hidden = frozenset(i for i, t in added.items() if t.special and t.content not in _KEPT_SPECIALS)
         self._closing_text = self._render(_STAND_IN).partition(_MARK)[2]
@@ -88,6 +91,17 @@ class ChatTemplate:
 
         `closed` says that the reply's last id is the end-of-turn token, which is then not repeated.
         """
+        key = orjson.dumps((messages, closed, prefill))
+        if len(key) > _SHORT:
+            return self._bridge(messages, closed=closed, prefill=prefill)
+        known = self._bridges.get(key)
+        if known is None:
+            if len(self._bridges) >= _MAX_BRIDGES:
+                self._bridges.clear()
+            known = self._bridges[key] = self._bridge(messages, closed=closed, prefill=prefill)
+        return known
+
+    def _bridge(self, messages: Sequence[Message], *, closed: bool, prefill: bool) -> list[int]:
         dialogue = [*_STAND_IN, *messages]
         text = self._render(dialogue, prefill=prefill, open_reply=not prefill)
         start = text.find(_MARK) + len(_MARK)
