@@ -74,16 +74,16 @@ def _die_with_parent() -> None:
 
 
 def end_group(identity: ProcessIdentity, *, grace_s: float = 5.0) -> None:
-    """End the group that this process leads: SIGTERM, then SIGKILL after `grace_s` seconds."""
+    """End the group that this process leads: SIGTERM, then SIGKILL after `grace_s` seconds; returns once it is over.
+
+    The exit status is left for whoever started the process: a status taken here would read as 0 there.
+    """
     if not identity.is_alive:
         return
     _signal_group(identity.pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while identity.is_alive and time.monotonic() < deadline:
-        _reap(identity.pid)
-        time.sleep(0.05)
+    _wait_until_over(identity, timeout_s=grace_s)
     _signal_group(identity.pid, signal.SIGKILL)
-    _reap(identity.pid)
+    _wait_until_over(identity, timeout_s=grace_s)
 
 
 def _signal_group(pid: int, number: int) -> None:
@@ -93,11 +93,10 @@ def _signal_group(pid: int, number: int) -> None:
         return
 
 
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return
+def _wait_until_over(identity: ProcessIdentity, *, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while identity.is_alive and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def tail(path: Path, *, num_lines: int = 5) -> str:

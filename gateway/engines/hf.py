@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -41,7 +41,7 @@ class _Call:
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[Completion]
     on_token: Callable[[int], None] | None
-    noise: np.random.Generator
+    noise: random.Random
     version: int = 0
     slot: Slot | None = None
     ids: list[int] = field(default_factory=list)
@@ -177,11 +177,11 @@ class HFEngine:
         if self._ended_by is not None:
             raise _ended(self._ended_by)
 
-    def _noise(self, seed: int | None) -> np.random.Generator:
+    def _noise(self, seed: int | None) -> random.Random:
         """A call's own stream of uniforms, so that its ids depend on no other call."""
         self._num_calls += 1
         key = (self._seed % 2**62 << 64) + self._num_calls if seed is None else (1 << 127) + seed % 2**64
-        return np.random.Generator(np.random.Philox(key=key))
+        return random.Random(key)
 
     # What follows runs on the engine's thread.
 

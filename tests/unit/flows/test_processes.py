@@ -37,6 +37,14 @@ def test_ending_a_group_ends_grandchildren_that_ignore_sigterm(tmp_path):
     assert child.wait(timeout=5) == -signal.SIGKILL
 
 
+def test_the_exit_status_is_left_to_whoever_started_the_process(tmp_path):
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(1, flush=True);"
+    child = spawn([sys.executable, "-c", f"{code} time.sleep(60)"], folder=tmp_path, name="polite")
+    _wait(lambda: (tmp_path / "polite.out").read_text())
+    end_group(ProcessIdentity.of(child.pid))
+    assert child.wait(timeout=5) == 7
+
+
 def test_a_child_dies_with_its_killed_parent(tmp_path):
     root = Path(__file__).parents[3]
     code = (
