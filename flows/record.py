@@ -22,6 +22,7 @@ from a3r.store.records import (
 )
 from a3r.store.store import Store
 from flows.lab import Lab
+from flows.llm_settings import forget_llm_settings
 from flows.report import ReportPaths, write_report
 
 
@@ -120,9 +121,11 @@ def new_events(store: Store, campaign_id: str, *, after: int) -> list[Event]:
 
 
 def request_cancel(store: Store, name: str) -> CampaignRecord:
-    """Ask a campaign to end; it does so within seconds. Harmless for one that is over."""
+    """Ask a campaign to end; it does so within seconds. One that is over only forgets its LLM key."""
     campaign = named_campaign(store, name)
-    if not campaign.state.is_over:
+    if campaign.state.is_over:
+        forget_llm_settings(Lab.locate().campaign_folder(campaign.id))
+    else:
         store.add_event(campaign.id, EventKind.CANCEL, "cancelled from the command line")
     return campaign
 

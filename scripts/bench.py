@@ -29,6 +29,8 @@ from gateway.engines.hf import HFEngine
 from trainer.policy import load_policy, resolve_model
 
 PROMPT_TOKENS, NEW_TOKENS, CONCURRENCY = 32, 32, 32
+ROUNDS, ROUND_S = 5, 1.0
+"""Rounds that count, after one that warms up; seconds of the engine in a round."""
 HTTP_CLIENTS, HTTP_EPISODES, TURNS = 32, 192, 5
 _COMPARISONS = {">=": operator.ge, "<=": operator.le}
 
@@ -49,39 +51,41 @@ class Measure:
 
 
 async def engine_ratio() -> Measure:
-    """Tokens/s of the engine at 32 calls at once over one-by-one `generate`, same model, one thread."""
+    """Tokens/s of the engine at 32 calls at once over one-by-one `generate`, same model, one thread.
+
+    The two take turns, and the best round of each counts: whatever else runs on the machine slows single rounds.
+    """
     torch.set_num_threads(1)
     policy = load_policy(resolve_model("small"), device="cpu")
     choice = random.Random(0)
     prompts = [[choice.randrange(10, 300) for _ in range(PROMPT_TOKENS)] for _ in range(CONCURRENCY)]
     engine = HFEngine(policy.model, num_slots=CONCURRENCY)
-    sampling = Sampling(max_tokens=NEW_TOKENS)
-    rates = {}
-    for at_once in (1, 8, CONCURRENCY):
-        rates[at_once] = await _engine_rate(engine, prompts[:at_once], sampling)
-        say(f"engine, {at_once} at once: {rates[at_once]:.0f} tokens/s")
+    widths = (1, 8, CONCURRENCY)
+    rates: dict[int, list[float]] = {width: [] for width in widths}
+    alone: list[float] = []
+    for _ in range(ROUNDS + 1):
+        for width in widths:
+            rates[width].append(await _engine_rate(engine, prompts[:width]))
+        alone.append(_generate_rate(policy.model, prompts[:8]))
     await engine.close()
-    alone = _generate_rate(policy.model, prompts[:8])
-    say(f"generate, one by one: {alone:.0f} tokens/s")
-    return Measure("engine_vs_generate_32", rates[CONCURRENCY] / alone, "ratio", ">= 20")
+    for width in widths:
+        say(f"engine, {width} at once: {max(rates[width][1:]):.0f} tokens/s")
+    say(f"generate, one by one: {max(alone[1:]):.0f} tokens/s")
+    return Measure("engine_vs_generate_32", max(rates[CONCURRENCY][1:]) / max(alone[1:]), "ratio", ">= 20")
 
 
-async def _engine_rate(engine: HFEngine, prompts: list[list[int]], sampling: Sampling) -> float:
-    async def once() -> int:
-        done = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
-        return sum(len(completion.ids) for completion in done)
-
-    await once()
+async def _engine_rate(engine: HFEngine, prompts: list[list[int]]) -> float:
+    sampling = Sampling(max_tokens=NEW_TOKENS)
     start, tokens = time.perf_counter(), 0
-    while time.perf_counter() - start < 3:
-        tokens += await once()
+    while time.perf_counter() - start < ROUND_S:
+        done = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
+        tokens += sum(len(completion.ids) for completion in done)
     return tokens / (time.perf_counter() - start)
 
 
 def _generate_rate(model: torch.nn.Module, prompts: list[list[int]]) -> float:
     options = {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS, "do_sample": True, "pad_token_id": 0}
     with torch.inference_mode():
-        model.generate(torch.tensor([prompts[0]]), **options)
         start = time.perf_counter()
         for prompt in prompts:
             model.generate(torch.tensor([prompt]), **options)

@@ -38,7 +38,11 @@ def test_a_killed_campaign_goes_on_and_repeats_no_finished_trial(a3r):
     def finished():
         return store.campaign_trials(campaign_id, (TrialState.FINISHED,))
 
-    until(lambda: len(finished()) >= 2, timeout_s=120, what="two finished trials")
+    def cut_short():
+        """The trial that runs after two finished ones."""
+        return len(finished()) >= 2 and store.campaign_trials(campaign_id, (TrialState.RUNNING,))
+
+    (running,) = until(cut_short, timeout_s=120, what="a trial running after two finished ones")
     victim = store.campaign(campaign_id).owner
     assert victim is not None
     os.kill(victim.pid, signal.SIGKILL)
@@ -50,6 +54,8 @@ def test_a_killed_campaign_goes_on_and_repeats_no_finished_trial(a3r):
     done_after = {trial.id: (trial.attempts, trial.ended_at) for trial in finished()}
     assert len(done_after) == 5
     assert {key: done_after[key] for key in done_before} == done_before
+    if running.id not in done_before:
+        assert done_after[running.id][0] == running.attempts + 1
 
 
 def test_a_program_that_an_llm_repairs_is_trained(a3r):
@@ -73,6 +79,10 @@ def test_an_llm_that_writes_nonsense_ends_the_campaign_with_its_record(a3r):
     assert "no Program" in campaign.reason or "program.py" in campaign.reason, campaign.reason
     assert len(endpoint.requests) == 2
     assert a3r.run("status", campaign.id).returncode == 0
+    kept = list(a3r.home.glob(f"**/{campaign.id}/llm.json"))
+    assert len(kept) == 1  # it may be resumed
+    assert a3r.run("cancel", campaign.id).returncode == 0
+    assert not kept[0].exists()
 
 
 def test_cancel_ends_a_running_campaign_with_a_partial_report(a3r):
