@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -12,31 +14,49 @@ from a3r.errors import EngineFault
 from gateway.engine import Completion, Engine, Sampling
 from gateway.engines.hf import HFEngine
 from gateway.engines.scripted import ScriptedEngine
+from gateway.engines.upstream import UpstreamEngine
+from tests.fakes import upstream
 from tests.fakes.tiny_models import tiny_model
 
 LONG = Sampling(max_tokens=400)
 
 
-def _open_hf() -> Engine:
-    return HFEngine(tiny_model(), num_slots=4, max_length=512)
+@asynccontextmanager
+async def _open_hf() -> AsyncIterator[Engine]:
+    yield HFEngine(tiny_model(), num_slots=4, max_length=512)
 
 
-def _open_scripted() -> Engine:
+@asynccontextmanager
+async def _open_scripted() -> AsyncIterator[Engine]:
     def script(prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
         start = sum(prompt_ids) + (sampling.seed or 0)
         return [(start + place) % 90 for place in range(500)]
 
-    return ScriptedEngine(script, delay_s=0.0005)
+    yield ScriptedEngine(script, delay_s=0.0005)
 
 
-OPENERS: dict[str, Callable[[], Engine]] = {"hf": _open_hf, "scripted": _open_scripted}
+@asynccontextmanager
+async def _open_upstream() -> AsyncIterator[Engine]:
+    def script(request: dict[str, Any]) -> Sequence[int]:
+        start = sum(request["prompt"]) + request.get("seed", 0)
+        return [(start + place) % 90 for place in range(500)]
+
+    async def load(_version: int) -> None:
+        """The scripted server has no weights."""
+
+    async with upstream.running(script, delay_s=0.0005) as server:
+        yield UpstreamEngine(server.url, model="small", load=load)
+
+
+Opener = Callable[[], AbstractAsyncContextManager[Engine]]
+OPENERS: dict[str, Opener] = {"hf": _open_hf, "scripted": _open_scripted, "upstream": _open_upstream}
 
 
 @pytest.fixture(params=OPENERS)
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
-    opened = OPENERS[request.param]()
-    yield opened
-    await opened.close()
+    async with OPENERS[request.param]() as opened:
+        yield opened
+        await opened.close()
 
 
 async def begun(engine: Engine, sampling: Sampling = LONG, *, session: str = "") -> asyncio.Task[Completion]:
